@@ -1,0 +1,278 @@
+"""GPT2Config: a config.json read and checked once. Every later module trusts it.
+
+The file comes from strangers, so nothing in it is believed: sizes have limits, and what this decoder cannot
+compute is refused by name. Missing entries have the defaults of transformers' GPT2Config.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mlxgen.errors import ModelError
+
+ACTIVATIONS = (
+    "gelu_new",
+    "gelu",
+    "gelu_pytorch_tanh",
+    "gelu_fast",
+    "quick_gelu",
+    "relu",
+    "silu",
+    "swish",
+    "tanh",
+)
+
+#: Largest value believed for each size. GPT-3 has 96 layers of 12,288; these leave room above it.
+LIMITS = {
+    "vocab_size": 1 << 22,
+    "n_positions": 1 << 22,
+    "n_embd": 1 << 16,
+    "n_layer": 1 << 12,
+    "n_head": 1 << 12,
+    "n_inner": 1 << 18,
+}
+
+#: Other spellings of a size: 2019's files, and the general names that transformers accepts for GPT-2.
+SPELLINGS = {
+    "vocab_size": ("vocab_size", "vocab_size_or_config_json_file"),
+    "n_positions": ("n_positions", "max_position_embeddings", "n_ctx"),
+    "n_embd": ("n_embd", "hidden_size"),
+    "n_layer": ("n_layer", "num_hidden_layers"),
+    "n_head": ("n_head", "num_attention_heads"),
+    "n_inner": ("n_inner",),
+}
+
+DEFAULTS = {"vocab_size": 50257, "n_positions": 1024, "n_embd": 768, "n_layer": 12, "n_head": 12}
+END_OF_TEXT = 50256
+
+#: The ways of packing weights that MLX has, with the group size and bits of each where none are given.
+QUANTIZATION_MODES = {"affine": (64, 4), "mxfp4": (32, 4), "nvfp4": (16, 4), "mxfp8": (32, 8)}
+
+MAX_CONFIG_BYTES = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    """How weights are packed: ``bits`` a weight, one scale for each ``group_size`` of them (mlx-lm's entry).
+
+    ``layers`` has the entries that differ, by the layer's path ("model.h.0.mlp.c_fc"); None: not packed.
+    """
+
+    group_size: int
+    bits: int
+    mode: str = "affine"
+    layers: Mapping[str, Quantization | None] = field(default_factory=dict, hash=False)
+
+    def for_layer(self, path: str) -> Quantization | None:
+        """The entry that holds for the layer at ``path``."""
+        return self.layers.get(path, self)
+
+
+@dataclass(frozen=True, slots=True)
+class GPT2Config:
+    """The shape of a GPT-2 and the rules it was trained with. Made by `from_dict` or `read_config`."""
+
+    vocab_size: int = DEFAULTS["vocab_size"]
+    n_positions: int = DEFAULTS["n_positions"]
+    n_embd: int = DEFAULTS["n_embd"]
+    n_layer: int = DEFAULTS["n_layer"]
+    n_head: int = DEFAULTS["n_head"]
+    n_inner: int = 4 * DEFAULTS["n_embd"]
+    activation_function: str = "gelu_new"
+    layer_norm_epsilon: float = 1e-5
+    scale_attn_weights: bool = True
+    scale_attn_by_inverse_layer_idx: bool = False
+    reorder_and_upcast_attn: bool = False
+    tie_word_embeddings: bool = True
+    bos_token_id: int | None = END_OF_TEXT
+    eos_token_ids: tuple[int, ...] = (END_OF_TEXT,)
+    quantization: Quantization | None = None
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one attention head."""
+        return self.n_embd // self.n_head
+
+    @property
+    def n_parameters(self) -> int:
+        """Number of weights; a tied head is counted once."""
+        width, inner = self.n_embd, self.n_inner
+        attention = width * 3 * width + 3 * width + width * width + width
+        mlp = width * inner + inner + inner * width + width
+        block = attention + mlp + 4 * width  # two layer norms
+        embeddings = (self.vocab_size + self.n_positions) * width
+        head = 0 if self.tie_word_embeddings else self.vocab_size * width
+        return embeddings + self.n_layer * block + 2 * width + head
+
+    def cache_bytes_per_token(self, itemsize: int) -> int:
+        """Bytes that one position takes in the cache: a key and a value of n_embd numbers in each layer."""
+        return 2 * self.n_layer * self.n_embd * itemsize
+
+    @classmethod
+    def from_dict(cls, entries: Mapping[str, Any]) -> GPT2Config:
+        """Check the entries of a config.json. Raises ModelError that names the entry and what it may be."""
+        _check_kind(entries)
+        sizes = {name: _size(entries, name, default) for name, default in DEFAULTS.items()}
+        if sizes["n_embd"] % sizes["n_head"]:
+            raise ModelError(
+                f"n_embd {sizes['n_embd']} is not divisible by n_head {sizes['n_head']}: "
+                "the heads must share the width equally"
+            )
+        activation = entries.get("activation_function")
+        if activation is None:
+            activation = "gelu_new"
+        if activation not in ACTIVATIONS:
+            raise ModelError(
+                f"activation_function {_show(activation)} is not supported; known are {', '.join(ACTIVATIONS)}"
+            )
+        return cls(
+            **sizes,
+            n_inner=_size(entries, "n_inner", 4 * sizes["n_embd"]),
+            activation_function=activation,
+            layer_norm_epsilon=_epsilon(entries.get("layer_norm_epsilon")),
+            scale_attn_weights=_flag(entries, "scale_attn_weights", True),
+            scale_attn_by_inverse_layer_idx=_flag(entries, "scale_attn_by_inverse_layer_idx", False),
+            reorder_and_upcast_attn=_flag(entries, "reorder_and_upcast_attn", False),
+            tie_word_embeddings=_flag(entries, "tie_word_embeddings", True),
+            bos_token_id=next(
+                iter(token_ids(entries, "bos_token_id", sizes["vocab_size"], END_OF_TEXT)), None
+            ),
+            eos_token_ids=token_ids(entries, "eos_token_id", sizes["vocab_size"], END_OF_TEXT),
+            quantization=_quantization(entries),
+        )
+
+
+def read_config(folder: Path) -> GPT2Config:
+    """Read and check ``folder``/config.json. Raises ModelError."""
+    path = folder / "config.json"
+    entries = read_json(path)
+    try:
+        return GPT2Config.from_dict(entries)
+    except ModelError as error:
+        raise ModelError(f"{path}: {error}") from None
+
+
+def read_json(path: Path, max_bytes: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
+    """Read a file that must hold one JSON object of at most ``max_bytes``. Raises ModelError."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(max_bytes + 1)
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read ({error.strerror or error})") from None
+    if len(data) > max_bytes:
+        raise ModelError(f"{path}: more than {max_bytes >> 20} MB; that is not a {path.name}")
+    try:
+        value = json.loads(data)
+    except RecursionError:
+        raise ModelError(f"{path}: not a {path.name} (nested too deeply)") from None
+    except ValueError as error:  # JSONDecodeError, UnicodeDecodeError, a number of too many digits
+        raise ModelError(f"{path}: not valid JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise ModelError(f"{path}: must hold a JSON object, has {_show(value)}")
+    return value
+
+
+def token_ids(
+    entries: Mapping[str, Any], name: str, vocab_size: int, default: int | None = None
+) -> tuple[int, ...]:
+    """The one or several token ids of an entry, those that the vocabulary has (a small model's file often
+    keeps GPT-2's 50256). Raises ModelError when the entry is something else."""
+    value = entries.get(name, default)
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    for item in ids:
+        if type(item) is not int:
+            raise ModelError(f"{name} is {_show(value)}; it must be a token id, a list of token ids, or null")
+    return tuple(dict.fromkeys(item for item in ids if 0 <= item < vocab_size))
+
+
+def _check_kind(entries: Mapping[str, Any]) -> None:
+    """Refuse what is not a GPT-2 language model."""
+    kind = entries.get("model_type")
+    if kind is None and not any(entries.get(name) is not None for name in ("n_embd", "n_layer", "n_head")):
+        raise ModelError('names no model_type and no sizes; a GPT-2\'s config has "model_type": "gpt2"')
+    if kind is not None and kind != "gpt2":
+        raise ModelError(
+            f'the model is a {_show(kind)}; mlxgen opens GPT-2 models ("model_type": "gpt2") and no others'
+        )
+    if _flag(entries, "add_cross_attention", False):
+        raise ModelError(
+            "the model has cross-attention (it is the decoder of an encoder-decoder pair); "
+            "mlxgen opens GPT-2 models that stand alone (add_cross_attention false)"
+        )
+
+
+def _size(entries: Mapping[str, Any], name: str, default: int) -> int:
+    found = next(((key, entries[key]) for key in SPELLINGS[name] if entries.get(key) is not None), None)
+    if found is None:
+        return default
+    key, value = found
+    if type(value) is not int or not 1 <= value <= LIMITS[name]:
+        raise ModelError(f"{key} is {_show(value)}; it must be a whole number from 1 to {LIMITS[name]}")
+    return value
+
+
+def _flag(entries: Mapping[str, Any], name: str, default: bool) -> bool:
+    value = entries.get(name)
+    if value is None:
+        return default
+    if type(value) is not bool:
+        raise ModelError(f"{name} is {_show(value)}; it must be true or false")
+    return value
+
+
+def _epsilon(value: Any) -> float:
+    if value is None:
+        return 1e-5
+    if type(value) not in (int, float) or not math.isfinite(value) or not 0 < value < 1:
+        raise ModelError(f"layer_norm_epsilon is {_show(value)}; it must be a number between 0 and 1")
+    return float(value)
+
+
+def _quantization(entries: Mapping[str, Any]) -> Quantization | None:
+    name = "quantization" if entries.get("quantization") is not None else "quantization_config"
+    block = entries.get(name)
+    if block is None:
+        return None
+    if not isinstance(block, dict):
+        raise ModelError(f"{name} is {_show(block)}; it must be an object")
+    if "quant_method" in block:
+        raise ModelError(
+            f"the weights are packed by {_show(block['quant_method'])}, which mlxgen cannot read; "
+            "take the model's unpacked weights, or a folder that mlx-lm or `mlxgen convert` wrote"
+        )
+    top = _packing(name, block)
+    layers: dict[str, Quantization | None] = {}
+    for path, entry in block.items():
+        if isinstance(entry, dict):
+            layers[path] = _packing(f"{name} of {path[:80]}", entry)
+        elif entry is False:
+            layers[path] = None
+    return Quantization(top.group_size, top.bits, top.mode, layers)
+
+
+def _packing(where: str, block: Mapping[str, Any]) -> Quantization:
+    mode = block.get("mode", "affine")
+    if mode not in QUANTIZATION_MODES:
+        raise ModelError(
+            f"{where}: mode {_show(mode)} is not known; known are {', '.join(QUANTIZATION_MODES)}"
+        )
+    default_group, default_bits = QUANTIZATION_MODES[mode]
+    group_size, bits = block.get("group_size", default_group), block.get("bits", default_bits)
+    if type(group_size) is not int or group_size not in (16, 32, 64, 128):
+        raise ModelError(f"{where}: group_size is {_show(group_size)}; it must be 16, 32, 64 or 128")
+    if type(bits) is not int or bits not in (2, 3, 4, 5, 6, 8):
+        raise ModelError(f"{where}: bits is {_show(bits)}; it must be 2, 3, 4, 5, 6 or 8")
+    return Quantization(group_size, bits, mode)
+
+
+def _show(value: Any) -> str:
+    """A value from the file, short and on one line."""
+    text = (
+        json.dumps(value) if isinstance(value, (str, int, float, bool, type(None))) else type(value).__name__
+    )
+    return text if len(text) <= 60 else text[:57] + "..."
