@@ -7,7 +7,6 @@ compute is refused by name. Missing entries have the defaults of transformers' G
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -228,7 +227,7 @@ def _flag(entries: Mapping[str, Any], name: str, default: bool) -> bool:
 def _epsilon(value: Any) -> float:
     if value is None:
         return 1e-5
-    if type(value) not in (int, float) or not math.isfinite(value) or not 0 < value < 1:
+    if type(value) not in (int, float) or not 0 < value < 1:  # False for NaN
         raise ModelError(f"layer_norm_epsilon is {_show(value)}; it must be a number between 0 and 1")
     return float(value)
 
@@ -257,7 +256,7 @@ def _quantization(entries: Mapping[str, Any]) -> Quantization | None:
 
 def _packing(where: str, block: Mapping[str, Any]) -> Quantization:
     mode = block.get("mode", "affine")
-    if mode not in QUANTIZATION_MODES:
+    if not isinstance(mode, str) or mode not in QUANTIZATION_MODES:
         raise ModelError(
             f"{where}: mode {_show(mode)} is not known; known are {', '.join(QUANTIZATION_MODES)}"
         )
@@ -272,7 +271,9 @@ def _packing(where: str, block: Mapping[str, Any]) -> Quantization:
 
 def _show(value: Any) -> str:
     """A value from the file, short and on one line."""
-    text = (
-        json.dumps(value) if isinstance(value, (str, int, float, bool, type(None))) else type(value).__name__
-    )
+    if type(value) is int and value.bit_length() > 128:
+        return "a number far too large"
+    if isinstance(value, (dict, list)):
+        return "an object" if isinstance(value, dict) else "a list"
+    text = json.dumps(value) if isinstance(value, (str, int, float, type(None))) else type(value).__name__
     return text if len(text) <= 60 else text[:57] + "..."
