@@ -1,0 +1,96 @@
+"""GPT-2-family text generation on MLX.
+
+Names are imported when they are first used, so that ``import mlxgen`` stays cheap. The optimised BLAS is the
+one thing loaded at once: it has to be in the process before MLX is.
+"""
+
+import importlib
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from mlxgen import backend
+
+__version__ = "0.1.0"
+
+backend.load_blas()
+
+if TYPE_CHECKING:
+    from mlxgen.cache import KVCache, RotatingKVCache
+    from mlxgen.config import GPT2Config
+    from mlxgen.decoder import GPT2
+    from mlxgen.errors import ContextError, MlxgenError, ModelError, NumericError, OptionError
+    from mlxgen.generate import Generation, generate, stream
+    from mlxgen.loop import Candidate, Step
+    from mlxgen.model import Model, load
+    from mlxgen.samplers import Sampling
+    from mlxgen.session import Session
+
+__all__ = [
+    "GPT2",
+    "Candidate",
+    "ContextError",
+    "GPT2Config",
+    "Generation",
+    "KVCache",
+    "MlxgenError",
+    "Model",
+    "ModelError",
+    "NumericError",
+    "OptionError",
+    "RotatingKVCache",
+    "Sampling",
+    "Session",
+    "Step",
+    "__version__",
+    "generate",
+    "load",
+    "stream",
+]
+
+# public name -> the module that defines it
+_HOME = {
+    "GPT2": "decoder",
+    "Candidate": "loop",
+    "ContextError": "errors",
+    "GPT2Config": "config",
+    "Generation": "generate",
+    "KVCache": "cache",
+    "MlxgenError": "errors",
+    "Model": "model",
+    "ModelError": "errors",
+    "NumericError": "errors",
+    "OptionError": "errors",
+    "RotatingKVCache": "cache",
+    "Sampling": "samplers",
+    "Session": "session",
+    "Step": "loop",
+    "generate": "generate",
+    "load": "model",
+    "stream": "generate",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'mlxgen' has no attribute {name!r}")
+    if _HOME[name] != "errors":
+        backend.blas()  # a wrong MLXGEN_BLAS is told here, at the first real use
+    value = getattr(importlib.import_module(f"mlxgen.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+class _Package(ModuleType):
+    """Keeps ``mlxgen.generate`` the function: importing the module of that name would hide it."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in _HOME and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -1,0 +1,143 @@
+"""What MLX computes on, and what makes it quick there.
+
+On Linux, MLX's wheel carries the reference BLAS, about fifty times slower than the machine. An optimised BLAS
+loaded into the process *before* MLX takes its place, so ``mlxgen/__init__.py`` calls `load_blas` first of all, and
+this module imports MLX inside functions only. The CPU backend sends only float32 to the BLAS: `compute_dtype`.
+
+``MLXGEN_BLAS=off`` leaves MLX's own; ``MLXGEN_BLAS=/path/to/library.so`` takes another.
+"""
+
+import contextlib
+import ctypes
+import os
+import platform
+import sys
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mlxgen.errors import OptionError
+
+if TYPE_CHECKING:
+    import mlx.core as mx
+
+WHEEL_BLAS = Path("cmeel.prefix", "lib", "libopenblas.so")  # in site-packages, from the dependency
+SYSTEM_BLAS = "libopenblas.so.0"  # what Linux distributions call theirs
+NEEDED_SYMBOL = "cblas_sgemm"
+
+_loaded: str | None = None
+_problem: str | None = None
+
+
+def load_blas() -> None:
+    """Load the optimised BLAS for the whole process (Linux only). Never raises: see `blas`."""
+    global _loaded, _problem
+    wish = os.environ.get("MLXGEN_BLAS", "")
+    if sys.platform != "linux" or wish.lower() == "off" or _loaded:
+        return
+    if "mlx.core" in sys.modules:  # its symbols are bound already
+        late = "MLX was imported before mlxgen and keeps its own slow BLAS: import mlxgen first"
+        warnings.warn(late, RuntimeWarning, stacklevel=3)
+        return
+    if wish:
+        try:
+            _load(wish)
+            _loaded = wish
+        except OSError as error:
+            _problem = f"MLXGEN_BLAS: {error}. Set it to a BLAS library, to 'off', or not at all."
+        return
+    for candidate in _default_libraries():
+        with contextlib.suppress(OSError):
+            _load(candidate)
+            _loaded = candidate
+            return
+
+
+def blas() -> str | None:
+    """The BLAS library that was loaded, or None where MLX uses its own.
+
+    Raises OptionError when MLXGEN_BLAS names a library that cannot be loaded.
+    """
+    if _problem:
+        raise OptionError(_problem)
+    return _loaded
+
+
+def on_cpu() -> bool:
+    """Whether MLX computes on its CPU backend."""
+    import mlx.core as mx
+
+    return bool(mx.default_device().type == mx.DeviceType.cpu)
+
+
+def compute_dtype(stored: "mx.Dtype") -> "mx.Dtype":
+    """The type to compute in: float32 on the CPU backend (others are 10 to 80 times slower), else as stored."""
+    import mlx.core as mx
+
+    return mx.float32 if on_cpu() else stored
+
+
+def device_name() -> str:
+    """The device in words, such as "Apple M2 (gpu)"."""
+    import mlx.core as mx
+
+    kind = "cpu" if on_cpu() else "gpu"
+    name = mx.device_info().get("device_name", platform.machine())
+    return f"{name} ({kind})"
+
+
+def _default_libraries() -> list[str]:
+    """Libraries that are safe to load here, best first."""
+    if platform.machine() != "x86_64":
+        return [SYSTEM_BLAS]
+    if not _has_avx2():
+        return [SYSTEM_BLAS]  # the wheel's library would end the process with an illegal instruction
+    wheels = [str(Path(folder) / WHEEL_BLAS) for folder in sys.path if (Path(folder) / WHEEL_BLAS).is_file()]
+    return [*wheels, SYSTEM_BLAS]
+
+
+def _has_avx2() -> bool:
+    try:
+        with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
+            flags = next((line for line in file if line.startswith("flags")), "").split()
+    except OSError:
+        return False
+    return "avx2" in flags and "fma" in flags
+
+
+def _load(path: str) -> None:
+    try:
+        library = ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+    except OSError as error:
+        if "libgfortran" not in str(error) or not _load_gfortran():
+            raise
+        library = ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+    if not hasattr(library, NEEDED_SYMBOL):
+        raise OSError(f"{path} has no {NEEDED_SYMBOL}")
+
+
+def _load_gfortran() -> bool:
+    """Give OpenBLAS the Fortran runtime that a slim Linux lacks, from MLX's own wheel.
+
+    The wheel's copy names itself ``libgfortran-HASH.so.5.0.0``; the loader matches by that name, so a copy in memory is
+    loaded under the plain one.
+    """
+    for folder in sys.path:
+        for fortran in Path(folder).glob("mlx_cpu.libs/libgfortran-*.so*"):
+            try:
+                for quadmath in fortran.parent.glob("libquadmath-*.so*"):
+                    ctypes.CDLL(str(quadmath), mode=ctypes.RTLD_GLOBAL)
+                own_name = fortran.name.encode()
+                image = fortran.read_bytes().replace(own_name, b"libgfortran.so.5".ljust(len(own_name), b"\0"))
+                memory = os.memfd_create("libgfortran.so.5")
+                try:
+                    view = memoryview(image)
+                    while view:
+                        view = view[os.write(memory, view) :]
+                    ctypes.CDLL(f"/proc/self/fd/{memory}", mode=ctypes.RTLD_GLOBAL)
+                finally:
+                    os.close(memory)
+            except OSError:
+                continue
+            return True
+    return False
