@@ -1,0 +1,22 @@
+"""Checkpoints in and out: finding them, reading them, and matching their tensors to the decoder."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mlxgen.weights.hub import ALIASES, BUNDLED, resolve
+    from mlxgen.weights.load import open_model
+
+__all__ = ["ALIASES", "BUNDLED", "open_model", "resolve"]
+
+_HOME = {"ALIASES": "hub", "BUNDLED": "hub", "resolve": "hub", "open_model": "load"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use: resolving a name needs no MLX, and reading a folder needs no hub client."""
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

@@ -1,0 +1,151 @@
+"""From a model's name to a Model: config, then headers, then weights, then the tokenizer. Each is checked in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from mlxgen import backend
+from mlxgen.config import GPT2Config, Quantization, read_config, read_json, token_ids
+from mlxgen.errors import ModelError
+from mlxgen.weights.headers import read_headers
+from mlxgen.weights.hub import resolve
+from mlxgen.weights.layouts import EMBEDDING, HEAD, Layout, match
+
+if TYPE_CHECKING:
+    from mlxgen.decoder import GPT2
+    from mlxgen.model import Model
+
+
+def open_model(name: str, *, revision: str | None = None) -> Model:
+    """Open the model called ``name``: "fairy-tales", a folder, a hub id or an alias.
+
+    revision: a branch, tag or commit on the hub. Raises ModelError (one line: the cause and the way out), or
+    OptionError for a revision of a folder.
+    """
+    from mlxgen.model import Model
+    from mlxgen.tokenizer import load_tokenizer
+
+    folder = resolve(name, revision)
+    decoder = open_decoder(folder)
+    tokenizer = load_tokenizer(folder)
+    ends = end_tokens(folder, decoder.config, tokenizer.eos_token_id)
+    return Model(str(name), decoder.config, decoder, tokenizer, ends)
+
+
+def open_decoder(folder: Path, *, packed: bool | None = None) -> GPT2:
+    """The decoder with the weights of a model folder, checked against the config before anything is allocated.
+
+    packed: whether quantized layers stay packed. The default keeps them packed on Metal and unpacks them on the CPU
+    backend, where products of packed weights are slow. Other weights are float32 on the CPU backend, else as stored.
+    Raises ModelError.
+    """
+    from mlxgen.decoder import GPT2
+
+    config = read_config(folder)
+    try:
+        layout = match(read_headers(folder), config)
+    except ModelError as error:
+        where = "" if str(error).startswith(str(folder)) else f"{folder}: "
+        raise ModelError(f"{where}{error}") from None
+    stored = _read(layout)
+    if config.tie_word_embeddings and HEAD in stored:
+        head = stored.pop(HEAD)
+        if not mx.array_equal(
+            head, stored[EMBEDDING]
+        ).item():  # as in transformers: tied only if they are equal
+            stored[HEAD] = head
+            config = replace(config, tie_word_embeddings=False)
+    if packed is None:
+        packed = not backend.on_cpu()
+    if not packed:
+        for path, entry in layout.packed.items():
+            stored[f"{path}.weight"] = _unpack(stored, path, entry)
+    decoder = GPT2(config)
+    if packed and layout.packed:
+        _pack_modules(decoder, layout)
+    decoder.load_weights([(target, _cast(array)) for target, array in stored.items()], strict=True)
+    decoder.eval()
+    try:
+        mx.eval(decoder.parameters())
+    except (
+        RuntimeError,
+        ValueError,
+    ) as error:  # the file changed or became unreadable since its header was read
+        raise ModelError(f"{folder}: the weights cannot be read ({_line(error)})") from None
+    return decoder
+
+
+def end_tokens(folder: Path, config: GPT2Config, tokenizer_end: int | None) -> frozenset[int]:
+    """The tokens that end an answer: those of config.json, of generation_config.json, and the tokenizer's own."""
+    ends = {*config.eos_token_ids}
+    path = folder / "generation_config.json"
+    if path.is_file():
+        try:
+            ends.update(token_ids(read_json(path), "eos_token_id", config.vocab_size))
+        except ModelError as error:
+            where = "" if str(error).startswith(str(path)) else f"{path}: "
+            raise ModelError(f"{where}{error}") from None
+    if tokenizer_end is not None and 0 <= tokenizer_end < config.vocab_size:
+        ends.add(tokenizer_end)
+    return frozenset(ends)
+
+
+def _read(layout: Layout) -> dict[str, mx.array]:
+    """The decoder's weights as stored, [out, in]: lazy arrays, read from their files when they are evaluated."""
+    by_file: dict[Path, list[str]] = {}
+    for target, source in layout.sources.items():
+        by_file.setdefault(source.tensor.file, []).append(target)
+    stored: dict[str, mx.array] = {}
+    for file, targets in by_file.items():
+        arrays = _load(file)
+        for target in targets:
+            source = layout.sources[target]
+            array = arrays[source.name]
+            stored[target] = array.T if source.transpose else array
+    return stored
+
+
+def _load(file: Path) -> dict[str, mx.array]:
+    try:
+        arrays: Any = mx.load(str(file))
+    except (RuntimeError, ValueError) as error:
+        raise ModelError(f"{file}: cannot be read ({_line(error)})") from None
+    return dict(arrays)
+
+
+def _unpack(stored: dict[str, mx.array], path: str, entry: Quantization) -> mx.array:
+    """Take a packed layer's parts out of ``stored`` and return its weight, [out, in]."""
+    weight, scales = stored.pop(f"{path}.weight"), stored.pop(f"{path}.scales")
+    biases = stored.pop(f"{path}.biases", None)
+    return mx.dequantize(
+        weight, scales, biases, group_size=entry.group_size, bits=entry.bits, mode=entry.mode
+    )
+
+
+def _pack_modules(decoder: GPT2, layout: Layout) -> None:
+    """Put quantized modules in the place of exactly the layers whose weights are packed."""
+
+    def choose(path: str, module: nn.Module) -> bool | dict[str, Any]:
+        entry = layout.packed.get(path)
+        if entry is None:
+            return False
+        return {"group_size": entry.group_size, "bits": entry.bits, "mode": entry.mode}
+
+    nn.quantize(decoder, class_predicate=choose)
+
+
+def _cast(array: mx.array) -> mx.array:
+    """A weight in the type to compute in. Packed parts are integers, or scales that belong to them: as they are."""
+    floating = mx.issubdtype(array.dtype, mx.floating)
+    return array.astype(backend.compute_dtype(array.dtype)) if floating else array
+
+
+def _line(error: BaseException) -> str:
+    lines: Iterable[str] = str(error).splitlines()
+    return next(iter(lines), type(error).__name__)[:200]
