@@ -126,9 +126,8 @@ class GPT2Config:
         if activation is None:
             activation = "gelu_new"
         if activation not in ACTIVATIONS:
-            raise ModelError(
-                f"activation_function {_show(activation)} is not supported; known are {', '.join(ACTIVATIONS)}"
-            )
+            known = ", ".join(ACTIVATIONS)
+            raise ModelError(f"activation_function {_show(activation)} is not supported; known are {known}")
         return cls(
             **sizes,
             n_inner=_size(entries, "n_inner", 4 * sizes["n_embd"]),
@@ -138,9 +137,7 @@ class GPT2Config:
             scale_attn_by_inverse_layer_idx=_flag(entries, "scale_attn_by_inverse_layer_idx", False),
             reorder_and_upcast_attn=_flag(entries, "reorder_and_upcast_attn", False),
             tie_word_embeddings=_flag(entries, "tie_word_embeddings", True),
-            bos_token_id=next(
-                iter(token_ids(entries, "bos_token_id", sizes["vocab_size"], END_OF_TEXT)), None
-            ),
+            bos_token_id=next(iter(token_ids(entries, "bos_token_id", sizes["vocab_size"], END_OF_TEXT)), None),
             eos_token_ids=token_ids(entries, "eos_token_id", sizes["vocab_size"], END_OF_TEXT),
             quantization=_quantization(entries),
         )
@@ -176,9 +173,7 @@ def read_json(path: Path, max_bytes: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
     return value
 
 
-def token_ids(
-    entries: Mapping[str, Any], name: str, vocab_size: int, default: int | None = None
-) -> tuple[int, ...]:
+def token_ids(entries: Mapping[str, Any], name: str, vocab_size: int, default: int | None = None) -> tuple[int, ...]:
     """The one or several token ids of an entry, those that the vocabulary has (a small model's file often
     keeps GPT-2's 50256). Raises ModelError when the entry is something else."""
     value = entries.get(name, default)
@@ -257,9 +252,7 @@ def _quantization(entries: Mapping[str, Any]) -> Quantization | None:
 def _packing(where: str, block: Mapping[str, Any]) -> Quantization:
     mode = block.get("mode", "affine")
     if not isinstance(mode, str) or mode not in QUANTIZATION_MODES:
-        raise ModelError(
-            f"{where}: mode {_show(mode)} is not known; known are {', '.join(QUANTIZATION_MODES)}"
-        )
+        raise ModelError(f"{where}: mode {_show(mode)} is not known; known are {', '.join(QUANTIZATION_MODES)}")
     default_group, default_bits = QUANTIZATION_MODES[mode]
     group_size, bits = block.get("group_size", default_group), block.get("bits", default_bits)
     if type(group_size) is not int or group_size not in (16, 32, 64, 128):

@@ -1,7 +1,7 @@
 """What a checkpoint's safetensors files say they hold, read without touching a single weight.
 
-A safetensors file is 8 bytes (the header's length, little-endian), the header (JSON: for each tensor its dtype,
-shape and place) and the data. The files are untrusted: every number is checked against the file's real size.
+A safetensors file is 8 bytes (the header's length, little-endian), the header (JSON: the dtype, shape and place
+of each tensor) and the data. The files are untrusted: every number is checked against the file's real size.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def weight_files(folder: Path) -> list[Path]:
     for pattern in TORCH_FILES:
         if other := sorted(folder.glob(pattern)):
             raise ModelError(
-                f"{folder}: has PyTorch weights only ({other[0].name}); `mlxgen convert {folder}` makes a folder "
-                'from them that mlxgen opens (it needs pip install "mlxgen[torch]")'
+                f"{folder}: has PyTorch weights only ({other[0].name}); `mlxgen convert {folder}` "
+                'makes a folder from them that mlxgen opens (it needs pip install "mlxgen[torch]")'
             )
     raise ModelError(f"{folder}: has no weights ({SINGLE}, or shards with {INDEX})")
 
@@ -66,9 +66,7 @@ def read_headers(folder: Path) -> dict[str, StoredTensor]:
     for file in weight_files(folder):
         for name, tensor in read_header(file).items():
             if name in stored:
-                raise ModelError(
-                    f"{folder}: {shown(name)} is in both {stored[name].file.name} and {file.name}"
-                )
+                raise ModelError(f"{folder}: {shown(name)} is in both {stored[name].file.name} and {file.name}")
             stored[name] = tensor
     return stored
 
@@ -81,9 +79,7 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
             stream.seek(0)
             length = int.from_bytes(stream.read(8), "little")
             if size < 8 or length > min(size - 8, MAX_HEADER_BYTES):
-                raise ModelError(
-                    f"{file}: not a whole safetensors file (its header does not fit); download it again"
-                )
+                raise ModelError(f"{file}: not a whole safetensors file (its header does not fit); download it again")
             text = stream.read(length)
         header = json.loads(text)
     except OSError as error:
@@ -106,22 +102,16 @@ def _tensor(file: Path, name: str, entry: Any, data_bytes: int) -> StoredTensor:
     where = f"{file}: {shown(name)}"
     try:
         dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
-        sound = (
-            all(type(number) is int and number >= 0 for number in [*shape, begin, end]) and len(shape) <= 8
-        )
+        sound = all(type(number) is int and number >= 0 for number in [*shape, begin, end]) and len(shape) <= 8
         itemsize = ITEMSIZE.get(dtype)
     except (KeyError, TypeError, ValueError):
         raise ModelError(f"{where}: the header's entry is damaged; download the file again") from None
     if itemsize is None:
-        raise ModelError(
-            f"{where}: type {shown(str(dtype), 20)} is not one that mlxgen reads (F32, F16, BF16)"
-        )
+        raise ModelError(f"{where}: type {shown(str(dtype), 20)} is not one that mlxgen reads (F32, F16, BF16)")
     if not sound or end - begin != math.prod(shape) * itemsize:
         raise ModelError(f"{where}: the header's entry is damaged; download the file again")
     if end > data_bytes:
-        raise ModelError(
-            f"{where}: the file is cut off ({end - data_bytes} bytes too few); download it again"
-        )
+        raise ModelError(f"{where}: the file is cut off ({end - data_bytes} bytes too few); download it again")
     return StoredTensor(file, dtype, tuple(shape))
 
 
@@ -138,7 +128,5 @@ def _shards(folder: Path) -> list[Path]:
     missing = sorted(name for name in names if not (folder / name).is_file())
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise ModelError(
-            f"{path}: names {shown(missing[0])}{more}, which is not there; download the model again"
-        )
+        raise ModelError(f"{path}: names {shown(missing[0])}{more}, which is not there; download the model again")
     return [folder / name for name in sorted(names)]

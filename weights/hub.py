@@ -1,4 +1,4 @@
-"""From a model's name to its folder on this machine: the bundled one, a local one, or the hub's, downloaded once."""
+"""From a model's name to its folder on this machine: the bundled one, a local one, or the hub's."""
 
 from __future__ import annotations
 
@@ -50,30 +50,24 @@ ADAPTER_CONFIG = "adapter_config.json"
 def resolve(name: str, revision: str | None = None, *, pickled: bool = False) -> Path:
     """The folder of the model called ``name``, downloaded from the hub if need be.
 
-    revision: a branch, tag or commit on the hub. pickled: PyTorch's .bin files will do where there is no safetensors
-    file (for converting; a model is never opened from them). Raises ModelError, or OptionError for a revision of
-    something that has none.
+    revision: a branch, tag or commit on the hub. pickled: PyTorch's .bin files will do where there is no
+    safetensors file (for converting; a model is never opened from them). Raises ModelError, or OptionError for
+    a revision of something that has none.
     """
     name = str(name)
     folder = BUNDLED_FOLDER if name == BUNDLED else Path(name).expanduser()
     if name == BUNDLED or (name and folder.exists()):
         if revision is not None:
-            raise OptionError(
-                f"revision {revision!r} is for models on the hub; {name} is a folder on this machine"
-            )
+            raise OptionError(f"revision {revision!r} is for models on the hub; {name} is a folder on this machine")
         check_folder(folder)
         return folder
     if not name.strip():
-        raise ModelError(
-            f"an empty name: give {BUNDLED}, a folder, an alias such as gpt2, or a hub id owner/name"
-        )
+        raise ModelError(f"an empty name: give {BUNDLED}, a folder, an alias such as gpt2, or a hub id owner/name")
     if name.startswith(("/", ".", "~")) or name.endswith("/") or "\\" in name or name.count("/") > 1:
         raise ModelError(f"{name}: there is no such folder")
     repo = ALIASES.get(name.lower(), name)
     if "/" not in repo:
-        raise ModelError(
-            f"{name}: not a folder here, and not a known name{_near(name)}; a hub id is owner/name"
-        )
+        raise ModelError(f"{name}: not a folder here, and not a known name{_near(name)}; a hub id is owner/name")
     return _fetch(repo, revision, pickled)
 
 
@@ -154,15 +148,13 @@ def _snapshot(repo: str, revision: str | None, files: list[str]) -> Path:
 def _check_listing(repo: str, files: list[str], all_files: list[str]) -> None:
     """Refuse a repository that does not hold what is needed, before anything is downloaded."""
     if "config.json" not in files:
-        kind = (
-            "holds a LoRA adapter, not a whole model" if ADAPTER_CONFIG in all_files else "has no config.json"
-        )
+        kind = "holds a LoRA adapter, not a whole model" if ADAPTER_CONFIG in all_files else "has no config.json"
         raise ModelError(f"{repo}: {kind}, so mlxgen cannot open it")
     if not any(file.endswith((".safetensors", ".bin")) for file in files):
         if any(_matches(file, PICKLED) for file in all_files):
             raise ModelError(
-                f"{repo}: has PyTorch weights only; `mlxgen convert {repo.split()[0]}` makes a folder from them that "
-                'mlxgen opens (it needs pip install "mlxgen[torch]")'
+                f"{repo}: has PyTorch weights only; `mlxgen convert {repo.split()[0]}` makes a folder "
+                'from them that mlxgen opens (it needs pip install "mlxgen[torch]")'
             )
         raise ModelError(f"{repo}: has no weights that mlxgen reads ({SINGLE}, or shards with {INDEX})")
 
@@ -201,7 +193,8 @@ def _explain(repo: str, revision: str | None, error: Exception) -> str:
     if isinstance(error, errors.GatedRepoError):
         return f"{repo}: gated; accept its terms at {page}, then {login}"
     if isinstance(error, errors.RepositoryNotFoundError):
-        return f"{repo}: no folder here, and no such model at {constants.ENDPOINT}{_near(repo)}; if it is private, {login}"
+        where = f"no folder here, and no such model at {constants.ENDPOINT}"
+        return f"{repo}: {where}{_near(repo)}; if it is private, {login}"
     if status in (401, 403):
         return f"{repo}: the hub refuses access ({status}); {login}"
     if status == 429:
@@ -210,12 +203,12 @@ def _explain(repo: str, revision: str | None, error: Exception) -> str:
         return f"{repo}: the hub answered with error {status} and nothing is cached; try again later"
     if isinstance(error, errors.OfflineModeIsEnabled):
         return (
-            f"{repo}: not on this machine, and HF_HUB_OFFLINE keeps the hub off; unset it and run once with a "
-            f"network, or use the bundled {BUNDLED}"
+            f"{repo}: not on this machine, and HF_HUB_OFFLINE keeps the hub off; unset it and run once with "
+            f"a network, or use the bundled {BUNDLED}"
         )
     return (
-        f"{repo}: not on this machine, and {constants.ENDPOINT} cannot be reached ({_line(error)}); check the network "
-        f"or proxy, or use the bundled {BUNDLED}"
+        f"{repo}: not on this machine, and {constants.ENDPOINT} cannot be reached ({_line(error)}); check the "
+        f"network or proxy, or use the bundled {BUNDLED}"
     )
 
 

@@ -4,7 +4,8 @@
     transformer.h.0.attn.c_attn.weight [in, out]   what transformers saves, with or without lm_head.weight
     model.h.0.attn.c_attn.weight [out, in]         what mlx-lm's convert writes; packed layers have .scales
 
-The first two keep the four products of a block as GPT-2's "Conv1D", [in, out]; the decoder has nn.Linear, [out, in].
+The first two keep the four products of a block as GPT-2's "Conv1D", [in, out]; the decoder has nn.Linear,
+[out, in].
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A checkpoint matched to the decoder: a source for each parameter, and the layers whose weights are packed.
+    """A checkpoint matched to the decoder: a source for each parameter, and the layers that are packed.
 
-    With a tied head there may be a source for lm_head.weight all the same; whoever reads the weights compares the
-    two (`transformers` ties them only where they are equal).
+    With a tied head there may be a source for lm_head.weight all the same; whoever reads the weights compares
+    the two (transformers ties them only where they are equal).
     """
 
     sources: Mapping[str, Source]
@@ -79,7 +80,7 @@ def decoder_shapes(config: GPT2Config) -> dict[str, Shape]:
 def match(stored: Mapping[str, StoredTensor], config: GPT2Config) -> Layout:
     """Find each parameter of the decoder among the tensors of a checkpoint.
 
-    Raises ModelError naming the tensors that are missing, unexpected, or not of the shape that the config says.
+    Raises ModelError naming the tensors that are missing, unexpected, or not of the config's shape.
     """
     prefix = next((p for p in ("transformer.", "model.") if any(name.startswith(p) for name in stored)), "")
     conv1d = prefix != "model."
@@ -118,10 +119,8 @@ def match(stored: Mapping[str, StoredTensor], config: GPT2Config) -> Layout:
     return Layout(sources, packed)
 
 
-def _packed(
-    sources: Mapping[str, Source], config: GPT2Config, expected: dict[str, Shape]
-) -> dict[str, Quantization]:
-    """The layers that have scales. What ``expected`` says of each becomes the packed weight, scales and biases."""
+def _packed(sources: Mapping[str, Source], config: GPT2Config, expected: dict[str, Shape]) -> dict[str, Quantization]:
+    """The layers that have scales. ``expected`` is changed to say the shapes of their packed parts."""
     packed: dict[str, Quantization] = {}
     for target in sources:
         path = target.removesuffix(".scales")
@@ -134,9 +133,7 @@ def _packed(
             continue  # the config says it is not packed: its scales are unexpected
         rows, columns = expected[f"{path}.weight"]
         if columns % entry.group_size:
-            raise ModelError(
-                f"{path} has rows of {columns}, which groups of {entry.group_size} do not divide"
-            )
+            raise ModelError(f"{path} has rows of {columns}, which groups of {entry.group_size} do not divide")
         expected[f"{path}.weight"] = (rows, columns * entry.bits // 32)
         expected[f"{path}.scales"] = (rows, columns // entry.group_size)
         if entry.mode == "affine":

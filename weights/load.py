@@ -1,4 +1,4 @@
-"""From a model's name to a Model: config, then headers, then weights, then the tokenizer. Each is checked in turn."""
+"""From a model's name to a Model: config, headers, weights, tokenizer, each checked in turn."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def open_model(name: str, *, revision: str | None = None) -> Model:
 
 
 def open_decoder(folder: Path, *, packed: bool | None = None) -> GPT2:
-    """The decoder with the weights of a model folder, checked against the config before anything is allocated.
+    """The decoder with the weights of a folder, checked against the config before anything is allocated.
 
-    packed: whether quantized layers stay packed. The default keeps them packed on Metal and unpacks them on the CPU
-    backend, where products of packed weights are slow. Other weights are float32 on the CPU backend, else as stored.
-    Raises ModelError.
+    packed: whether quantized layers stay packed. The default keeps them packed on Metal and unpacks them on the
+    CPU backend, where products of packed weights are slow. Other weights are float32 on the CPU backend, else as
+    stored. Raises ModelError.
     """
     from mlxgen.decoder import GPT2
 
@@ -56,9 +56,8 @@ def open_decoder(folder: Path, *, packed: bool | None = None) -> GPT2:
     stored = _read(layout)
     if config.tie_word_embeddings and HEAD in stored:
         head = stored.pop(HEAD)
-        if not mx.array_equal(
-            head, stored[EMBEDDING]
-        ).item():  # as in transformers: tied only if they are equal
+        # As in transformers: what the config calls tied is tied only where the two are equal.
+        if not mx.array_equal(head, stored[EMBEDDING]).item():
             stored[HEAD] = head
             config = replace(config, tie_word_embeddings=False)
     if packed is None:
@@ -73,16 +72,13 @@ def open_decoder(folder: Path, *, packed: bool | None = None) -> GPT2:
     decoder.eval()
     try:
         mx.eval(decoder.parameters())
-    except (
-        RuntimeError,
-        ValueError,
-    ) as error:  # the file changed or became unreadable since its header was read
+    except (RuntimeError, ValueError) as error:  # the file changed since its header was read
         raise ModelError(f"{folder}: the weights cannot be read ({_line(error)})") from None
     return decoder
 
 
 def end_tokens(folder: Path, config: GPT2Config, tokenizer_end: int | None) -> frozenset[int]:
-    """The tokens that end an answer: those of config.json, of generation_config.json, and the tokenizer's own."""
+    """The tokens that end an answer: config.json's, generation_config.json's, and the tokenizer's own."""
     ends = {*config.eos_token_ids}
     path = folder / "generation_config.json"
     if path.is_file():
@@ -97,7 +93,7 @@ def end_tokens(folder: Path, config: GPT2Config, tokenizer_end: int | None) -> f
 
 
 def _read(layout: Layout) -> dict[str, mx.array]:
-    """The decoder's weights as stored, [out, in]: lazy arrays, read from their files when they are evaluated."""
+    """The decoder's weights as stored, [out, in]: lazy arrays, read from their files when evaluated."""
     by_file: dict[Path, list[str]] = {}
     for target, source in layout.sources.items():
         by_file.setdefault(source.tensor.file, []).append(target)
@@ -123,9 +119,7 @@ def _unpack(stored: dict[str, mx.array], path: str, entry: Quantization) -> mx.a
     """Take a packed layer's parts out of ``stored`` and return its weight, [out, in]."""
     weight, scales = stored.pop(f"{path}.weight"), stored.pop(f"{path}.scales")
     biases = stored.pop(f"{path}.biases", None)
-    return mx.dequantize(
-        weight, scales, biases, group_size=entry.group_size, bits=entry.bits, mode=entry.mode
-    )
+    return mx.dequantize(weight, scales, biases, group_size=entry.group_size, bits=entry.bits, mode=entry.mode)
 
 
 def _pack_modules(decoder: GPT2, layout: Layout) -> None:
@@ -141,7 +135,7 @@ def _pack_modules(decoder: GPT2, layout: Layout) -> None:
 
 
 def _cast(array: mx.array) -> mx.array:
-    """A weight in the type to compute in. Packed parts are integers, or scales that belong to them: as they are."""
+    """A weight in the type to compute in; the packed ones, which are integers, as they are."""
     floating = mx.issubdtype(array.dtype, mx.floating)
     return array.astype(backend.compute_dtype(array.dtype)) if floating else array
 
