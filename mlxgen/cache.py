@@ -1,0 +1,239 @@
+"""The KV cache: what each layer keeps of the positions it has processed.
+
+Both classes follow mlx-lm's cache protocol (update_and_fetch, make_mask, offset, state, trim, ...), so that mlx-lm's
+generate, prompt-cache files and batching run on them. Keys and values are [B, H, positions, D/H].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import mlx.core as mx
+
+from mlxgen.errors import OptionError
+
+GROWTH = 256  # positions added when a buffer is full: few reallocations, little waste
+
+
+class Cache(Protocol):
+    """What the decoder and the session ask of one layer's cache."""
+
+    offset: int
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]: ...
+    def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any: ...
+    def size(self) -> int: ...
+    def trim(self, n: int) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+
+
+def make_cache(n_layer: int, max_size: int | None = None, keep: int = 0) -> list[Cache]:
+    """One empty cache a layer: rotating where `max_size` is given, otherwise growing with the context."""
+    if max_size is None:
+        return [KVCache() for _ in range(n_layer)]
+    return [RotatingKVCache(max_size, keep) for _ in range(n_layer)]
+
+
+class KVCache:
+    """Every position so far. The buffer grows by GROWTH positions and is written in place."""
+
+    def __init__(self) -> None:
+        self.keys: mx.array | None = None
+        self.values: mx.array | None = None
+        self.offset = 0
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Add the keys and values of the next positions; returns those of all positions."""
+        start, self.offset = self.offset, self.offset + keys.shape[2]
+        capacity = -(-self.offset // GROWTH) * GROWTH
+        self.keys = _room(self.keys, keys, start, capacity)
+        self.values = _room(self.values, values, start, capacity)
+        self.keys[..., start : self.offset, :] = keys
+        self.values[..., start : self.offset, :] = values
+        return self.keys[..., : self.offset, :], self.values[..., : self.offset, :]
+
+    def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> mx.array | str | None:
+        """The mask for the next N positions: none for one, "causal" for more, or bool [N, offset + N]."""
+        if return_array or window_size is not None:
+            window = self.offset + N if window_size is None else window_size
+            return _allowed(mx.arange(self.offset + N), self.offset, N, 0, window)
+        return "causal" if N > 1 else None
+
+    def size(self) -> int:
+        return self.offset
+
+    def empty(self) -> bool:
+        return self.keys is None
+
+    def is_trimmable(self) -> bool:
+        return True
+
+    def trim(self, n: int) -> int:
+        """Forget the newest n positions; returns how many were forgotten."""
+        n = min(n, self.offset)
+        self.offset -= n
+        return n
+
+    @property
+    def state(self) -> tuple[mx.array | None, mx.array | None, int]:
+        return self.keys, self.values, self.offset
+
+    @state.setter
+    def state(self, state: tuple[mx.array | None, mx.array | None, int]) -> None:
+        self.keys, self.values, self.offset = state
+
+    @property
+    def meta_state(self) -> str:
+        return ""
+
+    @property
+    def nbytes(self) -> int:
+        return 0 if self.keys is None or self.values is None else self.keys.nbytes + self.values.nbytes
+
+    @staticmethod
+    def merge(caches: Sequence[KVCache]) -> Any:
+        """Several rows' caches as one, for mlx-lm's BatchGenerator."""
+        from mlx_lm.models.cache import BatchKVCache
+
+        return BatchKVCache.merge(caches)
+
+
+class RotatingKVCache:
+    """At most `max_size` positions: the first `keep` are pinned, the rest are the newest.
+
+    A query at position i reads positions j <= i with j < keep or j > i - (max_size - keep). One position at a time is
+    written over the oldest unpinned one, in a ring; a chunk is laid out in order first, because its queries
+    read different windows. With max_size >= the context this is full attention.
+    """
+
+    def __init__(self, max_size: int, keep: int = 0) -> None:
+        if keep < 0:
+            raise OptionError(f"keep must be 0 or more, not {keep}")
+        if max_size <= keep:
+            raise OptionError(f"max_kv_size must be larger than keep ({keep}), not {max_size}")
+        self.max_size, self.keep = max_size, keep
+        self.keys: mx.array | None = None
+        self.values: mx.array | None = None
+        self.offset = 0  # positions processed; the next one's number
+        self._next = 0  # where the next position is written, max_size meaning "at keep"
+        self._rewound = False  # the slot at _next holds a position taken back
+
+    @property
+    def window(self) -> int:
+        """How many of the newest unpinned positions a query reads, itself included."""
+        return self.max_size - self.keep
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Add the next positions; returns what they may read (see make_mask for which query reads which)."""
+        if keys.shape[2] == 1:
+            return self._write_one(keys, values)
+        return self._write_chunk(keys, values)
+
+    def _write_one(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        at = self.keep if self._next == self.max_size else self._next
+        capacity = min(self.max_size, -(-(at + 1) // GROWTH) * GROWTH)
+        self.keys = _room(self.keys, keys, self._filled, capacity)
+        self.values = _room(self.values, values, self._filled, capacity)
+        self.keys[..., at : at + 1, :] = keys
+        self.values[..., at : at + 1, :] = values
+        self.offset, self._next, self._rewound = self.offset + 1, at + 1, False
+        return self.keys[..., : self._filled, :], self.values[..., : self._filled, :]
+
+    def _write_chunk(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        every_key = mx.concatenate([*self._in_order(self.keys), keys], axis=2)
+        every_value = mx.concatenate([*self._in_order(self.values), values], axis=2)
+        self.offset += keys.shape[2]
+        self.keys, self.values = self._newest(every_key), self._newest(every_value)
+        self._next, self._rewound = self.keys.shape[2], False
+        return every_key, every_value
+
+    @property
+    def _filled(self) -> int:
+        return min(self.offset, self.max_size)
+
+    def _in_order(self, kept: mx.array | None) -> list[mx.array]:
+        """What the next position may read, oldest first: all pins and the newest window - 1 of the others."""
+        if kept is None or self.offset == 0:
+            return []
+        if self.offset < self.max_size:
+            return [kept[..., : self.offset, :]]
+        at = self.keep if self._next == self.max_size else self._next  # the oldest: no longer read
+        return [kept[..., : self.keep, :], kept[..., at + 1 : self.max_size, :], kept[..., self.keep : at, :]]
+
+    def _newest(self, every: mx.array) -> mx.array:
+        if every.shape[2] <= self.max_size:
+            return every
+        return mx.concatenate([every[..., : self.keep, :], every[..., -self.window :, :]], axis=2)
+
+    def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> mx.array | str | None:
+        """The mask for the next N positions over what update_and_fetch returns for them.
+
+        None for one position (it may read all that is there), "causal" while nothing is dropped, else bool [N, read].
+        """
+        if N == 1 and not return_array:
+            return None
+        if self.offset + N <= self.max_size and not return_array:
+            return "causal"
+        others = min(max(self.offset - self.keep, 0), self.window - 1)
+        pins = mx.arange(min(self.keep, self.offset))
+        positions = mx.concatenate([pins, mx.arange(self.offset - others, self.offset + N)])
+        return _allowed(positions, self.offset, N, self.keep, self.window)
+
+    def size(self) -> int:
+        return self._filled
+
+    def empty(self) -> bool:
+        return self.keys is None
+
+    def is_trimmable(self) -> bool:
+        return self.offset <= self.max_size and not self._rewound
+
+    def trim(self, n: int) -> int:
+        """Forget the newest n positions; returns how many were forgotten.
+
+        Once a position has been dropped only the newest can be taken back: its place is the next one's as well.
+        """
+        allowed = self.offset if self.is_trimmable() else 0 if self._rewound else 1
+        n = min(n, allowed)
+        self._rewound = self._rewound or (n > 0 and self.offset > self.max_size)
+        self.offset -= n
+        self._next -= n
+        return n
+
+    @property
+    def state(self) -> tuple[mx.array | None, mx.array | None, int, int, int, int]:
+        return self.keys, self.values, self.offset, self.keep, self.max_size, self._next
+
+    @state.setter
+    def state(self, state: tuple[mx.array | None, mx.array | None, int, int, int, int]) -> None:
+        self.keys, self.values, self.offset, self.keep, self.max_size, self._next = state
+        self._rewound = False
+        if self.keys is not None and self.values is not None and self.keys.shape[2] > self.max_size:
+            self.keys, self.values = self._newest(self.keys), self._newest(self.values)
+            self._next = self.max_size
+
+    @property
+    def meta_state(self) -> str:
+        return ""
+
+    @property
+    def nbytes(self) -> int:
+        return 0 if self.keys is None or self.values is None else self.keys.nbytes + self.values.nbytes
+
+
+def _allowed(positions: mx.array, offset: int, N: int, keep: int, window: int) -> mx.array:
+    """Which of the key `positions` [S] each of the N queries from `offset` may read: bool [N, S]."""
+    queries = mx.arange(offset, offset + N)[:, None]
+    return (positions <= queries) & ((positions < keep) | (positions > queries - window))
+
+
+def _room(buffer: mx.array | None, new: mx.array, used: int, capacity: int) -> mx.array:
+    """The buffer itself, or a longer one with the same first `used` positions, if it holds less than `capacity`."""
+    if buffer is not None and buffer.shape[2] >= capacity:
+        return buffer
+    B, H, _, width = new.shape
+    kept = [] if buffer is None else [buffer[..., :used, :]]
+    empty = mx.zeros((B, H, capacity - (used if kept else 0), width), new.dtype)
+    return mx.concatenate([*kept, empty], axis=2)

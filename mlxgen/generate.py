@@ -1,0 +1,182 @@
+"""Text in, text out: generate() and stream()."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TypedDict, Unpack
+
+import mlx.core as mx
+
+from mlxgen.chooser import Chooser, LogitsProcessor, checked_seed
+from mlxgen.errors import OptionError
+from mlxgen.loop import Candidate, FinishReason, Step, steps
+from mlxgen.model import Model
+from mlxgen.samplers import Sampling
+from mlxgen.session import Overflow, Progress, Session
+
+MAX_TOKENS = 256
+
+
+class Options(TypedDict, total=False):
+    """The keyword arguments of generate() and stream(); what each rule does stands in mlxgen.samplers."""
+
+    max_tokens: int  # 256
+    temperature: float  # 0.8; 0 is greedy
+    top_k: int | None  # 40
+    top_p: float | None
+    min_p: float | None
+    repetition_penalty: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    logit_bias: dict[int, float] | None
+    logits_processors: Sequence[LogitsProcessor]  # callables (tokens [n], logits [1, V]) -> logits, run first
+    seed: int | None  # None draws a fresh one
+    stop: str | Sequence[str]  # texts that end the answer and are not shown
+    ignore_eos: bool  # go on past end tokens
+    logprobs: int  # how many candidates each step reports
+    max_kv_size: int | None  # positions of a rotating cache
+    keep: int  # how many of its first positions are pinned
+    overflow: Overflow  # "stop" or "slide" at the end of the position table
+    prefill_chunk: int  # prompt tokens processed at once
+    progress: Progress | None  # called with (done, total) while the prompt is processed
+
+
+SAMPLING = tuple(Sampling.__dataclass_fields__)
+SESSION = ("max_kv_size", "keep", "overflow", "prefill_chunk")
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """What one request gave.
+
+    text: the answer alone, without the prompt, the end token or a stop text. tokens: all chosen ids, an end token
+    included. logprobs: natural logs under the model itself, one a token; their sum is the log-probability of the
+    answer. Seconds are wall time; peak_memory is in bytes, of MLX's arrays.
+    """
+
+    prompt: str | list[int]
+    prompt_tokens: list[int] = field(repr=False)
+    text: str
+    tokens: list[int] = field(repr=False)
+    logprobs: list[float] = field(repr=False)
+    candidates: list[tuple[Candidate, ...]] = field(repr=False)
+    finish_reason: FinishReason
+    seed: int
+    prompt_seconds: float
+    generation_seconds: float
+    peak_memory: int
+
+    @property
+    def prompt_tps(self) -> float:
+        """Prompt tokens per second, up to the first chosen token."""
+        return len(self.prompt_tokens) / self.prompt_seconds if self.prompt_seconds else 0.0
+
+    @property
+    def generation_tps(self) -> float:
+        """Tokens per second after the first one."""
+        return max(len(self.tokens) - 1, 0) / self.generation_seconds if self.generation_seconds else 0.0
+
+
+class Recorder:
+    """Collects a request's steps into a Generation. Made before the first step, so that it can time the prompt."""
+
+    def __init__(self, prompt: str | Sequence[int], prompt_tokens: Sequence[int], seed: int) -> None:
+        self._prompt = prompt if isinstance(prompt, str) else list(prompt)
+        self._prompt_tokens, self._seed = list(prompt_tokens), seed
+        self._steps: list[Step] = []
+        self._start = self._first = self._last = time.perf_counter()
+        mx.reset_peak_memory()
+
+    def add(self, step: Step) -> None:
+        self._last = time.perf_counter()
+        if not self._steps:
+            self._first = self._last
+        self._steps.append(step)
+
+    def finish(self) -> Generation:
+        """The record so far; an interrupted answer counts as stopped."""
+        reason = self._steps[-1].finish_reason or "stop" if self._steps else "context"
+        return Generation(
+            prompt=self._prompt,
+            prompt_tokens=self._prompt_tokens,
+            text="".join(step.text for step in self._steps),
+            tokens=[step.token for step in self._steps],
+            logprobs=[step.logprob for step in self._steps],
+            candidates=[step.candidates for step in self._steps if step.candidates],
+            finish_reason=reason,
+            seed=self._seed,
+            prompt_seconds=self._first - self._start,
+            generation_seconds=self._last - self._first,
+            peak_memory=mx.get_peak_memory(),
+        )
+
+
+def prompt_ids(model: Model, prompt: str | Sequence[int]) -> list[int]:
+    """The prompt's token ids. An empty prompt starts from the model's start token, as transformers does."""
+    ids = model.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+    if ids:
+        return ids
+    start = model.config.bos_token_id
+    if start is None:
+        start = min(model.end_tokens, default=None)
+    if start is None:
+        raise OptionError("the prompt is empty and the model has no start or end token to begin from; give a prompt")
+    return [start]
+
+
+def stream(model: Model, prompt: str | Sequence[int] = "", **options: Unpack[Options]) -> Iterator[Step]:
+    """Generate a token at a time. The prompt is text or token ids; see Options for the keyword arguments.
+
+    Bad options raise OptionError, and a prompt that does not fit raises ContextError, here and not at the first step.
+    """
+    ids = prompt_ids(model, prompt)
+    session = Session(model, **_of(options, SESSION))
+    session.extend(ids)
+    return session_steps(session, options)
+
+
+def generate(model: Model, prompt: str | Sequence[int] = "", **options: Unpack[Options]) -> Generation:
+    """Generate a whole answer: as stream(), gathered into one record."""
+    ids = prompt_ids(model, prompt)
+    options["seed"] = seed = checked_seed(options.get("seed"))
+    session = Session(model, **_of(options, SESSION))
+    session.extend(ids)
+    recorder = Recorder(prompt, ids, seed)
+    for step in session_steps(session, options):
+        recorder.add(step)
+    return recorder.finish()
+
+
+def session_steps(session: Session, options: Options) -> Iterator[Step]:
+    """The loop on a session, with its request's options checked before any work."""
+    model = session.model
+    if unknown := set(options) - set(Options.__annotations__):
+        raise OptionError(f"unknown option {min(unknown)!r}; the options are {', '.join(Options.__annotations__)}")
+    max_tokens, candidates = options.get("max_tokens", MAX_TOKENS), options.get("logprobs", 0)
+    if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 1:
+        raise OptionError(f"max_tokens must be a whole number of at least 1, not {max_tokens!r}")
+    if candidates < 0:
+        raise OptionError(f"logprobs must be 0 or more, not {candidates}")
+    stop = options.get("stop", ())
+    choose = Chooser(
+        Sampling(**_of(options, SAMPLING)),
+        checked_seed(options.get("seed")),
+        session.tokens,
+        model.config.vocab_size,
+        processors=options.get("logits_processors") or (),
+        candidates=candidates,
+    )
+    return steps(
+        session,
+        choose,
+        max_tokens=max_tokens,
+        end_tokens=frozenset() if options.get("ignore_eos") else model.end_tokens,
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        progress=options.get("progress"),
+    )
+
+
+def _of(options: Options, names: Sequence[str]) -> dict:  # type: ignore[type-arg]
+    return {name: value for name, value in options.items() if name in names}
