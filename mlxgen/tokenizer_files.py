@@ -1,0 +1,100 @@
+"""What the files beside a vocabulary say: settings, added and special tokens, the chat template."""
+
+import json
+import operator
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import tokenizers
+
+from mlxgen.errors import ModelError
+
+SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+T = TypeVar("T")
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """tokenizer_config.json, with special_tokens_map.json merged in as transformers does. {} where neither exists."""
+    path = folder / "tokenizer_config.json"
+    settings = read_json(path) if path.is_file() else {}
+    path = folder / "special_tokens_map.json"
+    special = read_json(path) if path.is_file() else {}
+    # A config that lists its added tokens is the newer format and has the last word.
+    return special | settings if "added_tokens_decoder" in settings else settings | special
+
+
+def add_tokens(library: tokenizers.Tokenizer, folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
+    """Add the tokens the folder's other files name, in transformers' order. Returns the text of the special ones."""
+    by_role = {
+        role: _added_token(value, folder, special=True)
+        for role, value in settings.items()
+        if role.endswith("_token") and value and not isinstance(value, bool)
+    }
+    extra = settings.get("extra_special_tokens") or settings.get("additional_special_tokens") or []
+    extra = extra.values() if isinstance(extra, dict) else extra
+    special = [by_role[role] for role in SPECIAL_TOKENS if role in by_role]
+    special += [token for role, token in by_role.items() if role not in SPECIAL_TOKENS]
+    special += [_added_token(value, folder, special=True) for value in extra]
+    names = {token.content for token in special}
+    listed = settings.get("added_tokens_decoder")
+    older = folder / "added_tokens.json"
+    try:
+        if listed is not None:
+            numbered = [(int(at), _added_token(value, folder, special=False)) for at, value in listed.items()]
+        elif older.is_file():
+            numbered = [
+                (int(at), tokenizers.AddedToken(text, special=text in names, normalized=text not in names))
+                for text, at in read_json(older).items()
+            ]
+        else:
+            numbered = []
+    except (AttributeError, TypeError, ValueError):
+        raise ModelError(f"the list of added tokens in {folder} is not readable: download it again") from None
+    library.add_tokens([token for _, token in sorted(numbered, key=operator.itemgetter(0))])
+    library.add_special_tokens(special)
+    return {role: token.content for role, token in by_role.items()}
+
+
+def _added_token(value: Any, folder: Path, *, special: bool) -> tokenizers.AddedToken:
+    if isinstance(value, str):
+        return tokenizers.AddedToken(value, special=special)
+    if isinstance(value, dict) and isinstance(value.get("content"), str):
+        flags = {flag: bool(value[flag]) for flag in ("single_word", "lstrip", "rstrip", "normalized") if flag in value}
+        return tokenizers.AddedToken(value["content"], special=special or bool(value.get("special")), **flags)
+    raise ModelError(f"the tokenizer settings in {folder} name a token that is not text: {value!r}")
+
+
+def chat_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return opened(path, lambda: path.read_text(encoding="utf-8"))
+    template = settings.get("chat_template")
+    if isinstance(template, list):  # several, by name
+        named = {item.get("name"): item.get("template") for item in template if isinstance(item, dict)}
+        template = named.get("default")
+    return template if isinstance(template, str) else None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    content = opened(path, lambda: json.loads(path.read_text(encoding="utf-8")))
+    if not isinstance(content, dict):
+        raise ModelError(f"{path} is not a JSON object: download it again")
+    return content
+
+
+def opened(path: Path, build: Callable[[], T]) -> T:
+    """``build()``, with whatever goes wrong told in one line."""
+    try:
+        return build()
+    except ImportError as error:
+        need = "sentencepiece" if "sentencepiece" in str(error).lower() else _first_line(error)
+        raise ModelError(f"the tokenizer in {path} needs a package that is not installed: {need}") from error
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the tokenizers library's panics derive from BaseException
+        raise ModelError(f"cannot read the tokenizer file {path}: {_first_line(error)}") from error
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
