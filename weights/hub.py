@@ -235,7 +235,11 @@ def _line(error: BaseException) -> str:
 @contextmanager
 def _progress_bars() -> Iterator[None]:
     """huggingface_hub's progress bars: on a terminal, and nowhere else."""
-    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+    from huggingface_hub.utils.tqdm import (
+        are_progress_bars_disabled,
+        disable_progress_bars,
+        enable_progress_bars,
+    )
 
     if sys.stderr.isatty() or are_progress_bars_disabled():
         yield

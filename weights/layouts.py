@@ -145,7 +145,7 @@ def _packed(sources: Mapping[str, Source], config: GPT2Config, expected: dict[st
 def _problem(source: Source, shape: Shape, target: str, packed: Mapping[str, Quantization]) -> str | None:
     """What is wrong with one tensor, or None."""
     path, _, kind = target.rpartition(".")
-    types = FLOATS
+    types: tuple[str, ...] = FLOATS
     if path in packed and kind == "weight":
         types = ("U32",)
     elif path in packed and kind == "scales" and packed[path].mode != "affine":
