@@ -58,8 +58,7 @@ class Chooser:
             ruled = apply_rules(ruled, self._sampling) if self._candidates else ruled
         else:
             ruled = apply_rules(ruled, self._sampling)
-            self._key, key = mx.random.split(self._key)
-            token = draw(ruled, key)
+            token = draw(ruled, self._next_key())
         if self._tokens is not None:
             self._tokens = mx.concatenate([self._tokens, token.astype(mx.int32)])
         if self._counts is not None:
@@ -67,6 +66,10 @@ class Chooser:
         logprob = mx.take_along_axis(logits, token[:, None], axis=-1)[:, 0] - total
         finite = mx.isfinite(total[0]) & (mx.min(logits) > -mx.inf)
         return Choice(token, logprob, finite, self._top(logits, total, ruled))
+
+    def _next_key(self) -> mx.array:
+        self._key, key = mx.random.split(self._key)
+        return key
 
     def _adjust(self, logits: mx.array) -> mx.array:
         for processor in self._processors:

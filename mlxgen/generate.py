@@ -149,8 +149,8 @@ def generate(model: Model, prompt: str | Sequence[int] = "", **options: Unpack[O
     return recorder.finish()
 
 
-def session_steps(session: Session, options: Options) -> Iterator[Step]:
-    """The loop on a session, with its request's options checked before any work."""
+def session_steps(session: Session, options: Options, chooser: type[Chooser] = Chooser) -> Iterator[Step]:
+    """The loop on a session, with its request's options checked before any work. chooser: who applies the rules."""
     model = session.model
     if unknown := set(options) - set(Options.__annotations__):
         raise OptionError(f"unknown option {min(unknown)!r}; the options are {', '.join(Options.__annotations__)}")
@@ -160,7 +160,7 @@ def session_steps(session: Session, options: Options) -> Iterator[Step]:
     if candidates < 0:
         raise OptionError(f"logprobs must be 0 or more, not {candidates}")
     stop = options.get("stop", ())
-    choose = Chooser(
+    choose = chooser(
         Sampling(**_of(options, SAMPLING)),
         checked_seed(options.get("seed")),
         session.tokens,

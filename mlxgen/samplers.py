@@ -7,8 +7,9 @@ temperature, top-k, top-p, min-p, then one draw from what is left. Ties always g
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import mlx.core as mx
 
@@ -133,17 +134,18 @@ def apply_min_p(logits: mx.array, min_p: float) -> mx.array:
     return mx.where(logits >= mx.max(logits, axis=-1, keepdims=True) + math.log(min_p), logits, -INF)
 
 
+def rules(sampling: Sampling) -> list[tuple[str, float, Callable[[mx.array, Any], mx.array]]]:
+    """The rules from temperature on that are in use, in their order: each one's name, value and function."""
+    if sampling.greedy:
+        return [("greedy", 1, apply_top_k)]
+    named = {"temperature": apply_temperature, "top_k": apply_top_k, "top_p": apply_top_p, "min_p": apply_min_p}
+    return [(name, value, rule) for name, rule in named.items() if (value := getattr(sampling, name)) is not None]
+
+
 def apply_rules(logits: mx.array, sampling: Sampling) -> mx.array:
     """Temperature, top-k, top-p and min-p in their order; greedy keeps the best token alone. [B, V] -> [B, V]."""
-    if sampling.greedy:
-        return apply_top_k(logits, 1)
-    logits = apply_temperature(logits, sampling.temperature)
-    if sampling.top_k is not None:
-        logits = apply_top_k(logits, sampling.top_k)
-    if sampling.top_p is not None:
-        logits = apply_top_p(logits, sampling.top_p)
-    if sampling.min_p is not None:
-        logits = apply_min_p(logits, sampling.min_p)
+    for _, value, rule in rules(sampling):
+        logits = rule(logits, value)
     return logits
 
 
