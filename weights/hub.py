@@ -73,6 +73,8 @@ def resolve(name: str, revision: str | None = None, *, pickled: bool = False) ->
 
 def check_folder(folder: Path) -> None:
     """Say what a local folder is when it is not a model. Raises ModelError."""
+    if not folder.exists():
+        raise ModelError(f"{folder}: there is no such folder")
     if not folder.is_dir():
         raise ModelError(f"{folder}: a file; give the folder that holds the model")
     if not (folder / "config.json").is_file() or (folder / ADAPTER_CONFIG).is_file():
