@@ -1,7 +1,7 @@
 """GPT-2-family text generation on MLX.
 
-Names are imported when they are first used, so that ``import mlxgen`` stays cheap. The optimised BLAS is the
-one thing loaded at once: it has to be in the process before MLX is.
+Names are imported when they are first used, so that ``import mlxgen`` stays cheap. It has to come before any
+import of MLX: an optimised BLAS must be in the process first (see mlxgen.backend).
 """
 
 import importlib
@@ -13,7 +13,7 @@ from mlxgen import backend
 
 __version__ = "0.1.0"
 
-backend.load_blas()
+backend.prepare_blas()
 
 if TYPE_CHECKING:
     from mlxgen.cache import KVCache, RotatingKVCache
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from mlxgen.model import Model, load
     from mlxgen.samplers import Sampling
     from mlxgen.session import Session
+    from mlxgen.trace import trace
+    from mlxgen.trace_record import Trace
 
 __all__ = [
     "GPT2",
@@ -42,10 +44,12 @@ __all__ = [
     "Sampling",
     "Session",
     "Step",
+    "Trace",
     "__version__",
     "generate",
     "load",
     "stream",
+    "trace",
 ]
 
 # public name -> the module that defines it
@@ -65,9 +69,11 @@ _HOME = {
     "Sampling": "samplers",
     "Session": "session",
     "Step": "loop",
+    "Trace": "trace_record",
     "generate": "generate",
     "load": "model",
     "stream": "generate",
+    "trace": "trace",
 }
 
 

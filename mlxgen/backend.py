@@ -1,8 +1,9 @@
 """What MLX computes on, and what makes it quick there.
 
 On Linux, MLX's wheel carries the reference BLAS, about fifty times slower than the machine. An optimised BLAS
-loaded into the process *before* MLX takes its place, so ``mlxgen/__init__.py`` calls `load_blas` first of all, and
-this module imports MLX inside functions only. The CPU backend sends only float32 to the BLAS: `compute_dtype`.
+loaded into the process *before* MLX takes its place, so ``mlxgen/__init__.py`` calls `prepare_blas` first of
+all, and this module imports MLX inside functions only. The CPU backend sends only float32 to the BLAS:
+`compute_dtype`.
 
 ``MLXGEN_BLAS=off`` leaves MLX's own; ``MLXGEN_BLAS=/path/to/library.so`` takes another.
 """
@@ -13,7 +14,6 @@ import os
 import platform
 import sys
 import warnings
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlxgen.errors import OptionError
@@ -21,7 +21,7 @@ from mlxgen.errors import OptionError
 if TYPE_CHECKING:
     import mlx.core as mx
 
-WHEEL_BLAS = Path("cmeel.prefix", "lib", "libopenblas.so")  # in site-packages, from the dependency
+WHEEL_BLAS = "cmeel.prefix/lib/libopenblas.so"  # in site-packages, from the dependency
 SYSTEM_BLAS = "libopenblas.so.0"  # what Linux distributions call theirs
 NEEDED_SYMBOL = "cblas_sgemm"
 
@@ -29,15 +29,30 @@ _loaded: str | None = None
 _problem: str | None = None
 
 
-def load_blas() -> None:
-    """Load the optimised BLAS for the whole process (Linux only). Never raises: see `blas`."""
-    global _loaded, _problem
-    wish = os.environ.get("MLXGEN_BLAS", "")
-    if sys.platform != "linux" or wish.lower() == "off" or _loaded:
+class _BeforeMLX:
+    """Finds no module itself: it loads the BLAS at the moment MLX is looked for, and not where MLX never is."""
+
+    def find_spec(self, fullname: str, path: object = None, target: object = None) -> None:
+        if fullname in ("mlx", "mlx.core"):
+            load_blas()
+
+
+def prepare_blas() -> None:
+    """See to it that `load_blas` runs before MLX is imported; warn where it is too late for that (Linux only)."""
+    if sys.platform != "linux" or _wish() == "off":
         return
     if "mlx.core" in sys.modules:  # its symbols are bound already
         late = "MLX was imported before mlxgen and keeps its own slow BLAS: import mlxgen first"
         warnings.warn(late, RuntimeWarning, stacklevel=3)
+    elif not any(isinstance(finder, _BeforeMLX) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _BeforeMLX())
+
+
+def load_blas() -> None:
+    """Load the optimised BLAS for the whole process (Linux only). Never raises: see `blas`."""
+    global _loaded, _problem
+    wish = _wish()
+    if sys.platform != "linux" or wish == "off" or _loaded or _problem or "mlx.core" in sys.modules:
         return
     if wish:
         try:
@@ -54,13 +69,19 @@ def load_blas() -> None:
 
 
 def blas() -> str | None:
-    """The BLAS library that was loaded, or None where MLX uses its own.
+    """The BLAS library that is loaded, or None where MLX uses its own.
 
     Raises OptionError when MLXGEN_BLAS names a library that cannot be loaded.
     """
+    load_blas()
     if _problem:
         raise OptionError(_problem)
     return _loaded
+
+
+def _wish() -> str:
+    wish = os.environ.get("MLXGEN_BLAS", "")
+    return "off" if wish.lower() == "off" else wish
 
 
 def on_cpu() -> bool:
@@ -71,7 +92,7 @@ def on_cpu() -> bool:
 
 
 def compute_dtype(stored: "mx.Dtype") -> "mx.Dtype":
-    """The type to compute in: float32 on the CPU backend (others are 10 to 80 times slower), else as stored."""
+    """The type to compute in: float32 on the CPU backend (others are far slower there), elsewhere as stored."""
     import mlx.core as mx
 
     return mx.float32 if on_cpu() else stored
@@ -88,12 +109,10 @@ def device_name() -> str:
 
 def _default_libraries() -> list[str]:
     """Libraries that are safe to load here, best first."""
-    if platform.machine() != "x86_64":
-        return [SYSTEM_BLAS]
-    if not _has_avx2():
-        return [SYSTEM_BLAS]  # the wheel's library would end the process with an illegal instruction
-    wheels = [str(Path(folder) / WHEEL_BLAS) for folder in sys.path if (Path(folder) / WHEEL_BLAS).is_file()]
-    return [*wheels, SYSTEM_BLAS]
+    if platform.machine() != "x86_64" or not _has_avx2():
+        return [SYSTEM_BLAS]  # without AVX2 the wheel's would end the process with an illegal instruction
+    wheels = [os.path.join(folder, WHEEL_BLAS) for folder in sys.path]
+    return [*filter(os.path.isfile, wheels), SYSTEM_BLAS]
 
 
 def _has_avx2() -> bool:
@@ -119,25 +138,22 @@ def _load(path: str) -> None:
 def _load_gfortran() -> bool:
     """Give OpenBLAS the Fortran runtime that a slim Linux lacks, from MLX's own wheel.
 
-    The wheel's copy names itself ``libgfortran-HASH.so.5.0.0``; the loader matches by that name, so a copy in memory is
-    loaded under the plain one.
+    The wheel's copy names itself ``libgfortran-HASH.so.5.0.0``. The loader matches by that name, so a copy in
+    memory is loaded under the plain one.
     """
-    for folder in sys.path:
-        for fortran in Path(folder).glob("mlx_cpu.libs/libgfortran-*.so*"):
-            try:
-                for quadmath in fortran.parent.glob("libquadmath-*.so*"):
-                    ctypes.CDLL(str(quadmath), mode=ctypes.RTLD_GLOBAL)
-                own_name = fortran.name.encode()
-                image = fortran.read_bytes().replace(own_name, b"libgfortran.so.5".ljust(len(own_name), b"\0"))
-                memory = os.memfd_create("libgfortran.so.5")
-                try:
-                    view = memoryview(image)
-                    while view:
-                        view = view[os.write(memory, view) :]
-                    ctypes.CDLL(f"/proc/self/fd/{memory}", mode=ctypes.RTLD_GLOBAL)
-                finally:
-                    os.close(memory)
-            except OSError:
-                continue
-            return True
+    from pathlib import Path
+
+    for fortran in (file for folder in sys.path for file in Path(folder).glob("mlx_cpu.libs/libgfortran-*.so*")):
+        own_name = fortran.name.encode()
+        image = fortran.read_bytes().replace(own_name, b"libgfortran.so.5".ljust(len(own_name), b"\0"))
+        try:
+            for quadmath in fortran.parent.glob("libquadmath-*.so*"):
+                ctypes.CDLL(str(quadmath), mode=ctypes.RTLD_GLOBAL)
+            with os.fdopen(os.memfd_create("libgfortran.so.5"), "wb") as memory:
+                memory.write(image)
+                memory.flush()
+                ctypes.CDLL(f"/proc/self/fd/{memory.fileno()}", mode=ctypes.RTLD_GLOBAL)
+        except OSError:
+            continue
+        return True
     return False

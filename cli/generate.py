@@ -1,0 +1,140 @@
+"""`mlxgen generate`: a prompt in, text out."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mlxgen.cli.options import generation, generation_options, model_options, output_options
+from mlxgen.cli.output import chatty, prefill_bar, say, say_statistics, write, write_json
+from mlxgen.cli.prompt import read_prompt
+
+if TYPE_CHECKING:
+    from mlxgen.generate import Generation, Options
+    from mlxgen.loop import Step
+    from mlxgen.model import Model
+
+SPACE_HINT = "Hint: the prompt ends in a space, but GPT-2's tokens begin with theirs: text goes better without it."
+
+
+@click.command(short_help="Continue a prompt.")
+@click.argument("prompt", required=False)
+@model_options
+@generation_options
+@click.option(
+    "--num-samples",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Several answers, each with a seed of its own that follows from --seed.",
+)
+@click.option(
+    "--echo/--no-echo", default=None, help="Show the prompt before the answer.  [default: only on a terminal]"
+)
+@click.option(
+    "--logprobs",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="N",
+    help="Report the N most probable tokens of each step: on standard error, or in --json.",
+)
+@output_options
+@click.pass_context
+def generate(ctx: click.Context, /, prompt: str | None, **given: Any) -> None:
+    """Continue PROMPT, which is the argument or else standard input ("-" for standard input).
+
+    The answer goes to standard output as it is generated, then one line break; an empty line stands between samples.
+
+    --json prints one object for each sample, with these keys: model, prompt, text (the answer alone), tokens
+    (ids), logprobs (natural logs under the model, one a token), candidates (with --logprobs: for each token a
+    list of token, text, probability, rule_probability, kept), finish_reason (stop, length, context), sample
+    (from 0), seed, prompt_tokens, generated_tokens, prompt_tps, generation_tps (tokens per second), peak_memory
+    (bytes).
+    """
+    import mlxgen
+    from mlxgen.chooser import sample_seeds
+
+    text = read_prompt(prompt)
+    options = generation(ctx, given)
+    seeds = sample_seeds(given["seed"], given["num_samples"])
+    quiet, as_json = given["quiet"], given["as_json"]
+    talk = chatty(given["stats"], quiet)
+    if talk and text.endswith(" "):
+        say(SPACE_HINT)
+    model = mlxgen.load(given["model"], revision=given["revision"])
+    echo = given["echo"] if given["echo"] is not None else sys.stdout is not None and sys.stdout.isatty()
+    options["progress"] = prefill_bar(quiet)
+    for sample, seed in enumerate(seeds):
+        options["seed"] = seed
+        if as_json:
+            record = mlxgen.generate(model, text, **options)
+            write_json(_entries(model, record, sample))
+        else:
+            write("\n" if sample else "")
+            record = _stream(model, text, options, text if echo else "")
+            if options["logprobs"] and not quiet:
+                _say_candidates(model, record)
+        if talk:
+            say_statistics(record)
+
+
+def _stream(model: Model, prompt: str, options: Options, shown_first: str) -> Generation:
+    """Generate, showing each piece of text as soon as it is certain."""
+    from mlxgen.generate import Recorder, prompt_ids, stream
+
+    recorder = Recorder(prompt, prompt_ids(model, prompt), options["seed"] or 0)
+    steps: Iterator[Step] = stream(model, prompt, **options)
+    write(shown_first)
+    for step in steps:
+        recorder.add(step)
+        if step.text:
+            write(step.text)
+    write("\n")
+    return recorder.finish()
+
+
+def _entries(model: Model, record: Generation, sample: int) -> dict[str, Any]:
+    return {
+        "model": model.name,
+        "prompt": record.prompt,
+        "text": record.text,
+        "tokens": record.tokens,
+        "logprobs": record.logprobs,
+        "candidates": [
+            [
+                {
+                    "token": candidate.token,
+                    "text": candidate.text,
+                    "probability": candidate.probability,
+                    "rule_probability": candidate.rule_probability,
+                    "kept": candidate.kept,
+                }
+                for candidate in candidates
+            ]
+            for candidates in record.candidates
+        ],
+        "finish_reason": record.finish_reason,
+        "sample": sample,
+        "seed": record.seed,
+        "prompt_tokens": len(record.prompt_tokens),
+        "generated_tokens": len(record.tokens),
+        "prompt_tps": record.prompt_tps,
+        "generation_tps": record.generation_tps,
+        "peak_memory": record.peak_memory,
+    }
+
+
+def _say_candidates(model: Model, record: Generation) -> None:
+    """A line a step: the chosen token and its log-probability, then the candidates; a cut one is in brackets."""
+    for token, logprob, candidates in zip(record.tokens, record.logprobs, record.candidates, strict=True):
+        shown = (
+            f"{candidate.text!r} {candidate.probability:.3f}"
+            if candidate.kept
+            else f"({candidate.text!r} {candidate.probability:.3f})"
+            for candidate in candidates
+        )
+        say(f"{model.tokenizer.decode([token])!r} {logprob:.3f}: {', '.join(shown)}")

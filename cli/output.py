@@ -1,0 +1,94 @@
+"""Standard output carries the answer and nothing else; everything else goes to standard error."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mlxgen.errors import MlxgenError
+
+if TYPE_CHECKING:
+    from mlxgen.generate import Generation
+    from mlxgen.session import Progress
+
+LONG_PREFILL = 512  # prompt tokens from which a progress bar is worth showing
+
+
+def write(text: str) -> None:
+    """A piece of the answer, shown at once and exactly as it is."""
+    if sys.stdout is None:
+        raise MlxgenError("standard output is closed; redirect it to a file or /dev/null")
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def write_json(entries: Mapping[str, Any]) -> None:
+    """One object on one line. What JSON cannot say (infinities) becomes null."""
+    encoding = getattr(sys.stdout, "encoding", None) or "ascii"
+    plain = encoding.lower().replace("-", "") == "utf8"
+    write(json.dumps(_finite(entries), ensure_ascii=not plain, allow_nan=False) + "\n")
+
+
+def say(text: str) -> None:
+    """A line on standard error."""
+    click.echo(text, err=True)
+
+
+def on_terminal() -> bool:
+    return sys.stderr is not None and sys.stderr.isatty()
+
+
+def chatty(stats: bool | None, quiet: bool) -> bool:
+    """Whether statistics and hints are wanted: on a terminal, or when asked for."""
+    return not quiet and (on_terminal() if stats is None else stats)
+
+
+def say_statistics(record: Generation) -> None:
+    prompt, generated = len(record.prompt_tokens), len(record.tokens)
+    say(f"Prompt: {prompt} tokens, {record.prompt_tps:.1f} tokens/s")
+    say(f"Generation: {generated} tokens, {record.generation_tps:.1f} tokens/s ({record.finish_reason})")
+    say(f"Peak memory: {size(record.peak_memory)}. Seed: {record.seed}")
+
+
+def size(n_bytes: float) -> str:
+    """Bytes in words: "4.7 MB"."""
+    for unit in ("bytes", "kB", "MB"):
+        if n_bytes < 1000:
+            return f"{n_bytes:.0f} {unit}" if unit == "bytes" else f"{n_bytes:.1f} {unit}"
+        n_bytes /= 1000
+    return f"{n_bytes:.2f} GB"
+
+
+def prefill_bar(quiet: bool) -> Progress | None:
+    """A progress bar for a long prompt, on a terminal; for the `progress` of mlxgen.generate."""
+    if quiet or not on_terminal():
+        return None
+    bars: list[Any] = []
+
+    def show(done: int, total: int) -> None:
+        if total <= LONG_PREFILL:
+            return
+        if not bars:
+            bars.append(click.progressbar(length=total, label="Reading the prompt", file=sys.stderr))
+            bars[0].render_progress()
+        bars[0].update(done - bars[0].pos)
+        if done == total:
+            click.echo("\r\033[K", nl=False, err=True)  # the answer takes its line
+            bars.clear()
+
+    return show
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(entry) for entry in value]
+    return value
