@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypedDict, Unpack
 
@@ -149,7 +149,9 @@ def generate(model: Model, prompt: str | Sequence[int] = "", **options: Unpack[O
     return recorder.finish()
 
 
-def session_steps(session: Session, options: Options, chooser: type[Chooser] = Chooser) -> Iterator[Step]:
+def session_steps(
+    session: Session, options: Options, chooser: Callable[..., Chooser] = Chooser
+) -> Iterator[Step]:
     """The loop on a session, with its request's options checked before any work. chooser: who applies the rules."""
     model = session.model
     if unknown := set(options) - set(Options.__annotations__):

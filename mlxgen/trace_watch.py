@@ -1,0 +1,331 @@
+"""Watchers of the loop: the real decoder and chooser, which also write down what passes through them.
+
+They wait for the device after each stage, so that its time can be told; nothing else about the loop changes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+from mlxgen.chooser import Choice, Chooser
+from mlxgen.decoder import GPT2
+from mlxgen.detokenizer import byte_alphabet, piece_bytes
+from mlxgen.samplers import rules
+from mlxgen.session import Session
+from mlxgen.tokenizer import Tokenizer
+from mlxgen.trace_record import (
+    CacheState,
+    HeadAttention,
+    LensEntry,
+    Rest,
+    RuleEffect,
+    Token,
+    TracedCandidate,
+    spans,
+)
+
+Row = npt.NDArray[np.float64]  # one number for each token of the vocabulary
+
+BANDS = 24  # groups of the rest: their mass is then right to about 1e-4 at any usual temperature
+ROUNDING = 1e-4  # MLX adds probabilities up in float32
+_ALPHABET = byte_alphabet()
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What was seen of one choice, before the loop made a step of it."""
+
+    processed: int
+    context_length: int
+    cache: CacheState
+    lens: list[LensEntry]
+    attention: list[HeadAttention]
+    entropy: float
+    rule_entropy: float
+    candidates: list[TracedCandidate]
+    rest: Rest
+    rules: list[RuleEffect]
+    key: list[int] | None
+    random: float | None
+    interval: tuple[float, float]
+    chosen: int
+    rank: int
+    rule_probability: float
+    transformer_seconds: float
+    logits_seconds: float
+    sample_seconds: float
+
+
+class WatchedDecoder:
+    """The decoder itself, timed. newest: the ids [1, 1] of the last position processed."""
+
+    def __init__(self, decoder: GPT2) -> None:
+        self._decoder = decoder
+        self.newest: mx.array | None = None
+        self.hidden_seconds = self.head_seconds = 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._decoder, name)
+
+    def hidden(self, ids: mx.array, cache: Sequence[Any] | None = None) -> mx.array:
+        began = time.perf_counter()
+        hidden = self._decoder.hidden(ids, cache)
+        mx.eval(hidden)
+        self.hidden_seconds += time.perf_counter() - began
+        self.newest = ids[:, -1:]
+        return hidden
+
+    def head(self, hidden: mx.array) -> mx.array:
+        began = time.perf_counter()
+        logits = self._decoder.head(hidden)
+        mx.eval(logits)
+        self.head_seconds += time.perf_counter() - began
+        return logits
+
+    def take_seconds(self) -> tuple[float, float]:
+        """The time in the layers and in the head since the last call."""
+        seconds = self.hidden_seconds, self.head_seconds
+        self.hidden_seconds = self.head_seconds = 0.0
+        return seconds
+
+
+class WatchedChooser(Chooser):
+    """The chooser itself, which keeps the logits between its rules and the cache as it then was."""
+
+    def __init__(
+        self,
+        *args: Any,
+        session: Session,
+        top: int,
+        lens: bool,
+        heads: Sequence[tuple[int, int]],
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self._session, self._top_n, self._lens, self._heads = session, top, lens, heads
+        self._decoder: Any = session.model.decoder
+        self._cache_length = self._processed = self._slides = 0
+        self._adjusted: mx.array | None = None
+        self._key_used: mx.array | None = None
+        self.seen: list[Seen] = []
+        self.ended = time.perf_counter()
+
+    def __call__(self, logits: mx.array) -> Choice:
+        transformer, head = self._decoder.take_seconds()
+        self._key_used = None
+        began = time.perf_counter()
+        choice = super().__call__(logits)
+        mx.eval(choice.token, choice.logprob, choice.finite)
+        seconds = (transformer, head, time.perf_counter() - began)
+        if choice.finite.item():  # else the loop will say so
+            self.seen.append(self._look(logits, choice, seconds))
+        self.ended = time.perf_counter()
+        return choice
+
+    def _adjust(self, logits: mx.array) -> mx.array:
+        self._adjusted = super()._adjust(logits)
+        return self._adjusted
+
+    def _next_key(self) -> mx.array:
+        self._key_used = super()._next_key()
+        return self._key_used
+
+    def _look(self, logits: mx.array, choice: Choice, seconds: tuple[float, float, float]) -> Seen:
+        assert self._adjusted is not None
+        session, chosen = self._session, int(np.array(choice.token)[0])
+        processed = session.processed - self._processed
+        cache = self._cache_state()
+        raw, adjusted = row(logits), row(self._adjusted)
+        effects, stages = self._stages(raw, adjusted)
+        ruled = stages[-1][1]
+        tempered = next((after for name, after in stages if name == "temperature"), adjusted)
+        order = np.argsort(-adjusted, kind="stable")
+        top = [int(token) for token in order[: self._top_n] if np.isfinite(adjusted[token])]
+        top += [] if chosen in top else [chosen]
+        p, tempered_p, rule_p = softmax(raw), softmax(tempered), softmax(ruled)
+        tokenizer = session.model.tokenizer
+        candidates = [
+            TracedCandidate(
+                token=token,
+                text=token_text(tokenizer, token),
+                logit=float(raw[token]),
+                adjusted=float(adjusted[token]),
+                probability=float(p[token]),
+                tempered=float(tempered_p[token]),
+                rule_probability=float(rule_p[token]),
+                cut_by=next((name for name, after in stages if not np.isfinite(after[token])), None),
+            )
+            for token in top
+        ]
+        end = float(rule_p[: chosen + 1].sum())
+        interval = (end - float(rule_p[chosen]), end)
+        lens, attention = look_inside(session, self._decoder.newest, chosen, self._lens, self._heads)
+        return Seen(
+            processed=processed,
+            context_length=session.processed,
+            cache=cache,
+            lens=lens,
+            attention=attention,
+            entropy=entropy(p),
+            rule_entropy=entropy(rule_p),
+            candidates=candidates,
+            rest=rest_of(adjusted, p, rule_p, top),
+            rules=effects,
+            key=None if self._key_used is None else [int(word) for word in np.array(self._key_used)],
+            random=random_number(self._key_used, interval),
+            interval=interval,
+            chosen=chosen,
+            rank=1 + int((raw > raw[chosen]).sum() + (raw[:chosen] == raw[chosen]).sum()),
+            rule_probability=float(rule_p[chosen]),
+            transformer_seconds=seconds[0],
+            logits_seconds=seconds[1],
+            sample_seconds=seconds[2],
+        )
+
+    def _stages(self, raw: Row, adjusted: Row) -> tuple[list[RuleEffect], list[tuple[str, Row]]]:
+        """Each rule's effect, and the logits after it: the chooser's own rules, one after another."""
+        effects, stages = [], [("adjust", adjusted)]
+        if not np.array_equal(raw, adjusted):
+            kept = np.isfinite(adjusted)
+            effects.append(RuleEffect("adjust", None, int(kept.sum()), float(softmax(raw)[kept].sum())))
+        assert self._adjusted is not None
+        after = self._adjusted
+        for name, value, rule in rules(self._sampling):
+            before, after = softmax(stages[-1][1]), rule(after, value)
+            stages.append((name, row(after)))
+            kept = np.isfinite(stages[-1][1])
+            effects.append(RuleEffect(name, float(value), int(kept.sum()), float(before[kept].sum())))
+        return effects, stages
+
+    def _cache_state(self) -> CacheState:
+        session = self._session
+        cache, held = session.cache[0], sorted(held_tokens(session))
+        state = CacheState(
+            layers=len(session.cache),
+            before=self._cache_length,
+            after=session.cache_length,
+            held=spans(held),
+            dropped=spans(sorted(set(range(session.processed)) - set(held))),
+            pinned=min(session.keep, len(held)) if session.keep else 0,
+            slid=session.slides > self._slides,
+            layer_bytes=cache.nbytes // max(cache.state[0].shape[2], 1) * len(held),
+            allocated_bytes=sum(layer.nbytes for layer in session.cache),
+        )
+        self._cache_length, self._processed, self._slides = session.cache_length, session.processed, session.slides
+        return state
+
+
+class ReadOnly:
+    """A layer's cache that already holds the position in question: it adds nothing, and gives what it holds."""
+
+    def __init__(self, cache: Any) -> None:
+        keys, values = cache.state[:2]
+        self.keys, self.values = (part[..., : cache.size(), :] for part in (keys, values))
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        return self.keys, self.values
+
+
+def look_inside(
+    session: Session, newest: mx.array | None, chosen: int, lens: bool, heads: Sequence[tuple[int, int]]
+) -> tuple[list[LensEntry], list[HeadAttention]]:
+    """The logit lens and the asked heads' attention of the newest position, from the decoder's own blocks."""
+    entries: list[LensEntry] = []
+    rows: list[HeadAttention] = []
+    if newest is None or not (lens or heads):
+        return entries, rows
+    decoder, tokenizer = session.model.decoder, session.model.tokenizer
+    in_order = np.argsort(held_tokens(session))
+    x = decoder.model.wte(newest) + decoder.model.wpe(mx.array([session.cache[0].offset - 1]))  # [1, 1, D]
+    for layer, block in enumerate(decoder.layers):
+        cache = ReadOnly(session.cache[layer])
+        asked = [head for at, head in heads if at == layer]
+        if asked:
+            n_head, D = block.attn.n_head, x.shape[-1]
+            q = block.attn.c_attn(block.ln_1(x))[..., :D].reshape(1, 1, n_head, D // n_head).transpose(0, 2, 1, 3)
+            scores = q.astype(mx.float32) @ cache.keys.astype(mx.float32).transpose(0, 1, 3, 2) * block.attn.scale
+            weights = np.array(mx.softmax(scores, axis=-1))[0, :, 0]  # [H, positions held]
+            rows += [HeadAttention(layer, head, weights[head][in_order].tolist()) for head in asked]
+        x = block(x, None, cache)
+        if lens:
+            p = softmax(row(decoder.head(decoder.model.ln_f(x))[:, -1]))
+            best = int(p.argmax())
+            entries.append(LensEntry(layer, best, token_text(tokenizer, best), float(p[best]), float(p[chosen])))
+    return entries, rows
+
+
+def held_tokens(session: Session) -> list[int]:
+    """The context's token behind each slot of the cache, in the order of the slots."""
+    cache, slide = session.cache[0], session.slide
+    rebuilt = [] if slide is None else [*range(slide.keep), *range(slide.start, slide.at)]
+    behind = session.processed - cache.offset  # how much later a token stands in the context than in the cache
+    return [rebuilt[at] if at < len(rebuilt) else at + behind for at in slot_positions(cache)]
+
+
+def slot_positions(cache: Any) -> list[int]:
+    """The position in each slot of a cache, in the order of the slots: a full ring has the newest in its midst."""
+    max_size = getattr(cache, "max_size", None)
+    if max_size is None or cache.offset <= max_size:
+        return list(range(cache.offset))
+    keep, after_newest = cache.keep, cache.state[5]
+    ages = [(after_newest - 1 - slot) % (max_size - keep) for slot in range(keep, max_size)]
+    return [*range(keep), *(cache.offset - 1 - age for age in ages)]
+
+
+def rest_of(adjusted: Row, p: Row, rule_p: Row, top: list[int]) -> Rest:
+    others = np.ones(len(adjusted), bool)
+    others[top] = False
+    logits = adjusted[others & np.isfinite(adjusted)]
+    groups = []
+    if len(logits):
+        edges = np.linspace(logits.max(), logits.min(), BANDS + 1)[1:-1]
+        band = np.searchsorted(-edges, -logits)
+        for n in range(BANDS):
+            if len(inside := logits[band == n]):
+                groups.append((len(inside), float(inside.mean()), float(inside.var())))
+    return Rest(int(others.sum()), float(p[others].sum()), float(rule_p[others].sum()), groups)
+
+
+def traced_token(tokenizer: Tokenizer, token: int) -> Token:
+    return Token(token, tokenizer.token(token), token_text(tokenizer, token))
+
+
+def token_text(tokenizer: Tokenizer, token: int) -> str:
+    """A token's text by itself, with the space it begins with; its bytes where they are no whole character."""
+    piece, text = tokenizer.token(token), tokenizer.decode([token])
+    if "\ufffd" in text and piece and all(character in _ALPHABET for character in piece):
+        return piece_bytes(piece).decode("utf-8", "backslashreplace")
+    return " " + text if piece.startswith("▁") and not text.startswith(" ") else text
+
+
+def random_number(key: mx.array | None, interval: tuple[float, float]) -> float | None:
+    """The number that decided the draw, by which MLX walks along the kept tokens in order of their ids.
+
+    None without a draw, and for a version of MLX that draws in another way.
+    """
+    if key is None:
+        return None
+    number = float(np.array(mx.random.uniform(shape=(), key=key)))
+    return number if interval[0] - ROUNDING <= number <= interval[1] + ROUNDING else None
+
+
+def row(logits: mx.array) -> Row:
+    return np.array(logits.astype(mx.float32)).reshape(-1).astype(np.float64)
+
+
+def softmax(logits: Row) -> Row:
+    powers: Row = np.exp(logits - logits.max())
+    return powers / powers.sum()
+
+
+def entropy(p: Row) -> float:
+    """In bits."""
+    some = p[p > 0]
+    return float(max(0.0, -(some * np.log2(some)).sum()))
