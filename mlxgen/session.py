@@ -1,20 +1,57 @@
-"""A session: the tokens so far and the cache that matches them."""
+"""A session: the tokens so far and the cache that matches them.
+
+What the cache holds is decided by the tokens alone, however they came in. While the position table has room, it is all
+tokens processed. When it is full and one more has to be processed, the context slides: the cache is rebuilt from the
+first `keep` tokens and the newest of the others, half a table in all, from position 0. A rewind takes positions out of
+the cache where it can, and otherwise empties it: the next answer then processes what the rule says, no more.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Literal
+import copy
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import mlx.core as mx
+from mlx.utils import tree_map
 
 from mlxgen.cache import make_cache
 from mlxgen.errors import ContextError, OptionError
 from mlxgen.model import Model
 
+if TYPE_CHECKING:
+    from mlxgen.generate import Generation, Options
+    from mlxgen.loop import Step
+
 Overflow = Literal["stop", "slide"]
 Progress = Callable[[int, int], None]
 
 PREFILL_CHUNK = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A place in a session to come back to: how many tokens it had, and how many of them were processed."""
+
+    tokens: int
+    processed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Slide:
+    """The cache was rebuilt when `at` tokens had been processed: from the first `keep` and those from `start` on."""
+
+    at: int
+    keep: int
+    start: int
+
+    @property
+    def size(self) -> int:
+        """Positions that the rebuilt cache holds."""
+        return self.keep + self.at - self.start
 
 
 class Session:
@@ -45,16 +82,29 @@ class Session:
             raise OptionError(f"keep must be 0 or more, not {keep}")
         if overflow == "slide" and keep >= half:
             raise OptionError(f"keep must be below half the position table ({half}) to slide, not {keep}")
-        self.model, self.overflow, self.keep, self.prefill_chunk = model, overflow, keep, prefill_chunk
-        self._max_kv_size = max_kv_size
+        self.model, self.overflow, self.prefill_chunk = model, overflow, prefill_chunk
+        self.keep = keep  # how many of the first tokens the next slide keeps
+        self.breaks: list[int] = []  # in order, where the newest part may begin after a slide; empty: anywhere
         self.tokens: list[int] = []
-        self.processed = 0  # how many of the tokens have gone through the network
-        self.cache = list(cache) if cache is not None else self._empty_cache()
+        self.unknown = 0  # positions before the tokens, from a file that does not say which tokens they were
+        self.processed = 0  # how many of the tokens the cache covers
+        self.computed = 0  # positions put through the network so far, over the whole life of the session
+        self.slides = 0  # how often the context slid
+        self.slide: Slide | None = None  # the newest slide that the cache shows
+        self.max_kv_size, self._cache_keep = max_kv_size, keep
+        given = list(cache) if cache is not None else None
+        self._given = copy.deepcopy(given)  # stays empty, to start again from
+        self.cache: list[Any] = given if given is not None else self._empty_cache()
 
     @property
     def cache_length(self) -> int:
         """Positions that each layer's cache holds now."""
         return int(self.cache[0].size())
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the cache, in bytes."""
+        return sum(int(layer.nbytes) for layer in self.cache)
 
     @property
     def table_is_full(self) -> bool:
@@ -64,82 +114,229 @@ class Session:
     @property
     def room(self) -> int | None:
         """How many more tokens the context can take; None when it slides and so never ends."""
-        return None if self.overflow == "slide" else self.model.config.n_positions - len(self.tokens)
+        if self.overflow == "slide":
+            return None
+        return self.model.config.n_positions - self.unknown - len(self.tokens)
 
     def extend(self, addition: str | Sequence[int]) -> None:
         """Add text or token ids to the context; they are processed when something is generated.
 
-        Raises ContextError when they do not fit, OptionError for ids outside the vocabulary.
+        Text is tokenized by itself: no token spans the place where it was added. Raises ContextError when it does not
+        fit, OptionError for ids outside the vocabulary; the session then stays as it was.
         """
-        ids = self.model.tokenizer.encode(addition) if isinstance(addition, str) else list(addition)
-        size = self.model.config.vocab_size
-        for token in ids:
-            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < size:
-                raise OptionError(f"token id {token!r} is outside the vocabulary (0 to {size - 1})")
-        if self.room is not None and len(ids) > self.room:
-            raise ContextError(
-                f"the prompt has {len(self.tokens) + len(ids):,} tokens, more than the model's"
-                f" {self.model.config.n_positions:,} positions; shorten it, or let it slide"
-                ' (overflow="slide", in the terminal --overflow slide)'
-            )
+        ids = self._checked(addition)
+        self._check_room(len(self.tokens) + len(ids))
         self.tokens.extend(ids)
+
+    def reset_to(self, prompt: str | Sequence[int]) -> None:
+        """Make the prompt the whole context, keeping what the cache holds of a beginning that both share."""
+        ids = self._checked(prompt)
+        self._check_room(len(ids))
+        pairs = enumerate(zip(self.tokens, ids, strict=False))
+        shared = next((at for at, (old, new) in pairs if old != new), min(len(self.tokens), len(ids)))
+        self.rewind(len(self.tokens) - shared)
+        self.tokens.extend(ids[shared:])
+
+    def generate(self, addition: str | Sequence[int] = "", **options: Unpack[Options]) -> Generation:
+        """Extend, then generate an answer, which joins the context.
+
+        The options are those of mlxgen.generate() but for the four that the session was made with. Generation.prompt
+        is the addition, and its prompt_tokens those that were not processed before.
+        """
+        from mlxgen.chooser import checked_seed
+        from mlxgen.generate import Recorder
+
+        options["seed"] = seed = checked_seed(options.get("seed"))
+        steps = self.stream(addition, **options)
+        recorder = Recorder(addition, self.tokens[self.processed :], seed)
+        for step in steps:
+            recorder.add(step)
+        return recorder.finish()
+
+    def stream(self, addition: str | Sequence[int] = "", **options: Unpack[Options]) -> Iterator[Step]:
+        """As generate(), a token at a time. Wherever the caller stops, the session has every token it was given."""
+        from mlxgen.generate import SESSION, prompt_ids, session_steps
+
+        if fixed := set(options) & set(SESSION):
+            raise OptionError(f"{min(fixed)} belongs to the session: give it to Session(...)")
+        if self.unknown and not self.tokens and not addition:
+            raise OptionError("the file does not say which tokens its cache holds; extend the session first")
+        empty = not (self.tokens or self.unknown or addition)
+        self.extend(prompt_ids(self.model, "") if empty else addition)
+        return session_steps(self, options)
+
+    def mark(self) -> Mark:
+        """The present place, for rewind(to=...)."""
+        return Mark(len(self.tokens), self.processed)
+
+    def rewind(self, n_tokens: int | None = None, *, to: Mark | None = None) -> None:
+        """Forget the newest n_tokens, or everything since a mark. Raises OptionError when there is no such place.
+
+        The session is then as if they had never come: where the cache can still give their positions back, nothing is
+        computed again; where it has dropped older ones since, the next answer processes the context anew.
+        """
+        if (n_tokens is None) == (to is None):
+            raise OptionError("rewind takes a number of tokens or a mark (to=...), one of the two")
+        length = to.tokens if to else len(self.tokens) - (n_tokens or 0)
+        if isinstance(n_tokens, bool) or not 0 <= length <= len(self.tokens):
+            asked = f"to token {length}" if to else f"{n_tokens!r} tokens"
+            raise OptionError(f"cannot rewind {asked}: the session has {len(self.tokens)}")
+        self._take_out(self.processed - min(self.processed, to.processed if to else length, length))
+        del self.tokens[length:]
+        del self.breaks[bisect_left(self.breaks, length + 1) :]
+
+    def fork(self) -> Session:
+        """A second session with the same past. The cached arrays are shared until one of the two writes to them."""
+        other = copy.copy(self)
+        other.tokens, other.breaks = list(self.tokens), list(self.breaks)
+        other.cache = [_copied(layer) for layer in self.cache]
+        return other
+
+    def save(self, path: str | Path) -> Path:
+        """Write the session as an mlx-lm prompt-cache file; returns the path, which always ends in .safetensors."""
+        from mlxgen.session_file import write
+
+        return write(self, path)
+
+    @classmethod
+    def load(cls, path: str | Path, model: Model) -> Session:
+        """A session from a file that save() or mlx-lm wrote for this model. Raises SessionFileError with the reason."""
+        from mlxgen.session_file import read
+
+        return read(path, model)[0]
 
     def prefill(self, progress: Progress | None = None) -> mx.array:
         """Process every token not yet in the cache, in chunks; returns the last one's logits [1, V], unevaluated.
 
         progress is called with (tokens done, tokens in all) after each chunk.
         """
+        if not self.tokens:
+            raise OptionError("the context is empty; extend the session first")
         if self.processed == len(self.tokens):  # nothing new: the last token's logits are wanted again
             self.take_back()
-        start, end = self.processed, len(self.tokens)
-        if progress:
-            progress(0, end - start)
-        while True:
-            hidden = self._process_chunk(self.tokens[self.processed : end])
+        end = len(self.tokens)
+        ahead = self._last_slide(end)
+        todo = (self._restart(ahead) if ahead else []) + self.tokens[self.processed : end]
+        self.processed = end - len(todo)
+        try:
             if progress:
-                progress(self.processed - start, end - start)
-            if self.processed == end:
-                return self.model.decoder.head(hidden[:, -1])
-            mx.eval([layer.state for layer in self.cache])
-            mx.clear_cache()
+                progress(0, len(todo))
+            for start in range(0, len(todo), self.prefill_chunk):
+                chunk = todo[start : start + self.prefill_chunk]
+                hidden = self._run(mx.array([chunk]))
+                self.processed += len(chunk)
+                if self.processed < end:
+                    mx.eval([layer.state for layer in self.cache])
+                    mx.clear_cache()
+                if progress:
+                    progress(start + len(chunk), len(todo))
+        except BaseException:
+            if ahead and self.processed < ahead.at:  # what a slide kept is only half in
+                self._forget()
+            raise
+        return self.model.decoder.head(hidden[:, -1])
 
     def process(self, token: mx.array) -> mx.array:
         """Put the one newest token [1] through the network; returns its logits [1, V], a graph and not yet numbers."""
         if self.table_is_full:
-            self._slide()
+            kept = self._restart(self._slide_at(self.processed))
+            for start in range(0, len(kept), self.prefill_chunk):
+                mx.eval(self._run(mx.array([kept[start : start + self.prefill_chunk]])))
+            mx.clear_cache()
+        hidden = self._run(token[:, None])
         self.processed += 1
-        return self.model.decoder.head(self.model.decoder.hidden(token[:, None], self.cache)[:, -1])
+        return self.model.decoder.head(hidden[:, -1])
 
     def take_back(self) -> None:
         """Take the newest processed token out of the cache: it counts as not yet processed."""
-        for layer in self.cache:
-            if layer.trim(1) != 1:
-                raise OptionError("this cache cannot take its newest position back; start a new session")
-        self.processed -= 1
+        self._take_out(1)
 
-    def _process_chunk(self, tokens: list[int]) -> mx.array:
-        """Process as many of the tokens as fit into one chunk and the position table -> [1, chunk, D]."""
-        if self.table_is_full:
-            self._slide()
-        room = self.model.config.n_positions - self.cache[0].offset
-        chunk = tokens[: min(self.prefill_chunk, room)]
-        self.processed += len(chunk)
-        return self.model.decoder.hidden(mx.array([chunk]), self.cache)
+    def _run(self, ids: mx.array) -> mx.array:
+        """The next positions through every layer: ids [1, L] -> [1, L, D]."""
+        self.computed += ids.shape[1]
+        try:
+            return self.model.decoder.hidden(ids, self.cache)
+        except BaseException:  # interrupted between two layers, which no longer agree
+            self._forget()
+            raise
 
-    def _slide(self) -> None:
-        """Rebuild the cache from the first `keep` and the newest tokens processed, half a table in all."""
+    def _take_out(self, n: int) -> None:
+        """Let the cache cover n tokens fewer, or none at all if it has dropped what came before."""
+        left = self.processed - n
+        if n == 0:
+            return
+        reach = self.slide.at if self.slide else 0
+        trimmable = n == 1 or all(layer.is_trimmable() for layer in self.cache)
+        if left >= reach and trimmable and {layer.trim(n) for layer in self.cache} == {n}:
+            self.processed = left
+            return
+        self._forget()
+
+    def _forget(self) -> None:
+        """Empty the cache; what is needed of the context will be processed again."""
+        if self.unknown:
+            raise ContextError(
+                "the session came from a file that does not say which tokens it holds: it can neither slide nor go back"
+                " before what was added here; start a new session from the text"
+            )
+        self.cache, self.processed, self.slide = self._empty_cache(), 0, None
+
+    def _last_slide(self, end: int) -> Slide | None:
+        """The last slide that has to happen before `end` tokens are processed, None if the table has room for them.
+
+        Only its outcome matters, so those before it are never carried out.
+        """
+        ahead = None
+        full_at = self.processed + self.model.config.n_positions - self.cache[0].offset
+        while end > full_at:
+            ahead = self._slide_at(full_at)
+            full_at += self.model.config.n_positions - ahead.size
+        return ahead
+
+    def _slide_at(self, at: int) -> Slide:
+        half = self.model.config.n_positions // 2
+        start = at - (half - self.keep)
+        later = bisect_left(self.breaks, start)
+        if later < len(self.breaks) and self.breaks[later] < at:
+            start = self.breaks[later]
+        return Slide(at, self.keep, start)
+
+    def _restart(self, slide: Slide) -> list[int]:
+        """Empty the cache for a slide; returns the tokens it keeps, still to be processed."""
         if self.overflow == "stop":
             raise ContextError(
                 f'the model\'s table of {self.model.config.n_positions:,} positions is full; overflow="slide" goes on'
             )
-        half = self.model.config.n_positions // 2
-        done = self.processed
-        kept = self.tokens[: self.keep] + self.tokens[done - (half - self.keep) : done]
-        self.cache = self._empty_cache()
-        for start in range(0, half, self.prefill_chunk):
-            chunk = mx.array([kept[start : start + self.prefill_chunk]])
-            mx.eval(self.model.decoder.hidden(chunk, self.cache))
-        mx.clear_cache()
+        self._forget()
+        self.processed, self.slide, self.slides = slide.at, slide, self.slides + 1
+        return self.tokens[: slide.keep] + self.tokens[slide.start : slide.at]
+
+    def _checked(self, addition: str | Sequence[int]) -> list[int]:
+        ids = self.model.tokenizer.encode(addition) if isinstance(addition, str) else list(addition)
+        size = self.model.config.vocab_size
+        for token in ids:
+            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < size:
+                raise OptionError(f"token id {token!r} is outside the vocabulary (0 to {size - 1})")
+        return ids
+
+    def _check_room(self, length: int) -> None:
+        length += self.unknown
+        if self.overflow == "stop" and length > self.model.config.n_positions:
+            raise ContextError(
+                f"the prompt has {length:,} tokens, more than the model's"
+                f" {self.model.config.n_positions:,} positions; shorten it, or let it slide"
+                ' (overflow="slide", in the terminal --overflow slide)'
+            )
 
     def _empty_cache(self) -> list[Any]:
-        return list(make_cache(self.model.config.n_layer, self._max_kv_size, self.keep))
+        if self._given is not None:
+            return list(copy.deepcopy(self._given))
+        return list(make_cache(self.model.config.n_layer, self.max_kv_size, self._cache_keep))
+
+
+def _copied(layer: Any) -> Any:
+    """One layer's cache with array handles of its own: writing to one leaves the other as it was."""
+    other = copy.copy(layer)
+    for name, value in vars(layer).items():
+        setattr(other, name, tree_map(lambda part: mx.array(part) if isinstance(part, mx.array) else part, value))
+    return other
