@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from mlxgen.loop import Candidate, Step
     from mlxgen.model import Model, load
     from mlxgen.samplers import Sampling
+    from mlxgen.score import Score, score
     from mlxgen.session import Session
     from mlxgen.trace import trace
     from mlxgen.trace_record import Trace
@@ -42,12 +43,14 @@ __all__ = [
     "OptionError",
     "RotatingKVCache",
     "Sampling",
+    "Score",
     "Session",
     "Step",
     "Trace",
     "__version__",
     "generate",
     "load",
+    "score",
     "stream",
     "trace",
 ]
@@ -67,11 +70,13 @@ _HOME = {
     "OptionError": "errors",
     "RotatingKVCache": "cache",
     "Sampling": "samplers",
+    "Score": "score",
     "Session": "session",
     "Step": "loop",
     "Trace": "trace_record",
     "generate": "generate",
     "load": "model",
+    "score": "score",
     "stream": "generate",
     "trace": "trace",
 }
