@@ -21,6 +21,8 @@ from mlxgen.errors import OptionError
 if TYPE_CHECKING:
     import mlx.core as mx
 
+    from mlxgen.decoder import GPT2
+
 WHEEL_BLAS = "cmeel.prefix/lib/libopenblas.so"  # in site-packages, from the dependency
 SYSTEM_BLAS = "libopenblas.so.0"  # what Linux distributions call theirs
 NEEDED_SYMBOL = "cblas_sgemm"
@@ -96,6 +98,14 @@ def compute_dtype(stored: "mx.Dtype") -> "mx.Dtype":
     import mlx.core as mx
 
     return mx.float32 if on_cpu() else stored
+
+
+def prepare(decoder: "GPT2") -> None:
+    """Lay out a decoder's weights for this device: as panels on the CPU, as they are on Metal."""
+    if on_cpu():
+        from mlxgen.panels import use_panels
+
+        use_panels(decoder)
 
 
 def device_name() -> str:

@@ -33,7 +33,8 @@ def open_model(name: str, *, revision: str | None = None) -> Model:
 
     folder = resolve(name, revision)
     decoder = open_decoder(folder)
-    tokenizer = load_tokenizer(folder)
+    tokenizer = load_tokenizer(folder, n_embeddings=decoder.config.vocab_size)
+    backend.prepare(decoder)
     ends = end_tokens(folder, decoder.config, tokenizer.eos_token_id)
     return Model(str(name), decoder.config, decoder, tokenizer, ends)
 

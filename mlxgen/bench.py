@@ -1,0 +1,134 @@
+"""How fast, how large: prefill and decode measured on one side at a time, ours or a peer's, each in its own process.
+
+Peers run as their users run them: mlx-lm without our BLAS, transformers on torch, CTranslate2 on its own kernels. All
+sides get the same weights from one folder, the same random prompt, float32 on the CPU, and greedy choice with no end token.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from mlxgen.errors import MlxgenError, OptionError
+
+SIDES = ("mlxgen", "mlx-lm", "transformers", "ctranslate2")
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One run of one side. Tokens per second, seconds, bytes.
+
+    first_token: from the prompt's ids to the first token, the model being loaded. load: opening the folder.
+    decode counts the tokens after the first one. memory: the process's peak resident size.
+    """
+
+    side: str
+    batch_size: int
+    prompt_tokens: int
+    new_tokens: int
+    load: float
+    first_token: float
+    prefill_tps: float
+    decode_tps: float
+    memory: int
+
+
+def measure(side: str, folder: Path, *, prompt_tokens: int, new_tokens: int, batch_size: int = 1) -> Measurement:
+    """Run one side once in a fresh process. Raises MlxgenError with the last line of what it said if it fails."""
+    if side not in SIDES:
+        raise OptionError(f"unknown peer {side!r}; known are {', '.join(SIDES[1:])}")
+    environment = dict(os.environ) if side == "mlxgen" else {**os.environ, "MLXGEN_BLAS": "off"}
+    command = [sys.executable, "-m", "mlxgen.bench_side", side, folder, prompt_tokens, new_tokens, batch_size]
+    done = subprocess.run([str(part) for part in command], env=environment, capture_output=True, text=True)
+    if done.returncode != 0:
+        said = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise MlxgenError(f"{side} could not be measured: {said}")
+    return Measurement(side, batch_size, prompt_tokens, new_tokens, **json.loads(done.stdout.splitlines()[-1]))
+
+
+def compare(
+    sides: list[str], folder: Path, *, prompt_tokens: int, new_tokens: int, batch_size: int = 1, runs: int = 3
+) -> Iterator[Measurement]:
+    """Every side in turn, A B A B, so that a slow moment of the machine falls on all of them."""
+    for _ in range(runs):
+        for side in sides:
+            yield measure(side, folder, prompt_tokens=prompt_tokens, new_tokens=new_tokens, batch_size=batch_size)
+
+
+def median(measurements: list[Measurement], side: str) -> dict[str, float]:
+    """The median of each number over one side's runs."""
+    rows = [asdict(m) for m in measurements if m.side == side]
+    numbers = ("load", "first_token", "prefill_tps", "decode_tps", "memory")
+    return {name: statistics.median(row[name] for row in rows) for name in numbers}
+
+
+def random_folder(folder: Path, **sizes: Any) -> Path:
+    """Write a GPT-2 of any shape with random weights (the 124M shape by default) that every side opens."""
+    from mlxgen.config import GPT2Config
+    from mlxgen.decoder import GPT2
+
+    folder.mkdir(parents=True, exist_ok=True)
+    config = GPT2Config.from_dict({"model_type": "gpt2", **sizes})
+    mx.random.seed(0)
+    weights = {}
+    for name, value in _flat(GPT2(config).parameters()):
+        weights[name] = mx.random.normal(value.shape) * 0.02 if value.ndim == 2 else value
+    mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})
+    entries = {
+        "model_type": "gpt2",
+        "n_ctx": config.n_positions,
+        "activation_function": config.activation_function,
+        "vocab_size": config.vocab_size,
+        "n_positions": config.n_positions,
+        "n_embd": config.n_embd,
+        "n_layer": config.n_layer,
+        "n_head": config.n_head,
+        "layer_norm_epsilon": config.layer_norm_epsilon,
+        "eos_token_id": None,
+        "bos_token_id": 0,
+    }
+    (folder / "config.json").write_text(json.dumps(entries))
+    return folder
+
+
+def bandwidth(megabytes: int = 256, runs: int = 5) -> float:
+    """Bytes per second at which this device reads memory: the best of several one-row products over a large matrix."""
+    rows = megabytes * 1024 * 1024 // (4 * 1024)
+    matrix, row = mx.ones((rows, 1024)), mx.ones((1024,))
+    mx.eval(matrix, row)
+    return matrix.nbytes / min(_seconds(lambda: mx.eval(matrix @ row)) for _ in range(runs + 1))
+
+
+def bytes_per_token(folder: Path, context: int) -> int:
+    """Bytes that one decode step must read: every weight but the embeddings' other rows, and the cache."""
+    from mlxgen.backend import compute_dtype
+    from mlxgen.config import read_config
+
+    config = read_config(folder)
+    itemsize = compute_dtype(mx.float16).size
+    unread = config.n_positions * config.n_embd
+    if not config.tie_word_embeddings:
+        unread += config.vocab_size * config.n_embd
+    return itemsize * (config.n_parameters - unread) + context * config.cache_bytes_per_token(itemsize)
+
+
+def _seconds(run: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def _flat(tree: Any) -> list[tuple[str, mx.array]]:
+    from mlx.utils import tree_flatten
+
+    return list(tree_flatten(tree))

@@ -1,0 +1,167 @@
+"""One side of a measurement, run as `python -m mlxgen.bench_side SIDE FOLDER PROMPT NEW BATCH`: prints one JSON line."""
+
+from __future__ import annotations
+
+import json
+import random
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+Prompts = list[list[int]]
+Runner = Callable[[Prompts, int], Iterator[object]]  # yields once a token, when all rows have it
+
+
+def open_mlxgen(folder: Path) -> Runner:
+    """The decoder, cache and double-buffered step of mlxgen's own loop, without text."""
+    import mlx.core as mx
+
+    from mlxgen.cache import make_cache
+    from mlxgen.samplers import greedy
+    from mlxgen.weights.load import open_decoder
+
+    decoder = open_decoder(folder)
+
+    def run(prompts: Prompts, new: int) -> Iterator[object]:
+        cache = make_cache(decoder.config.n_layer)
+        token = greedy(decoder.head(decoder.hidden(mx.array(prompts), cache)[:, -1]))
+        for _ in range(new):
+            following = greedy(decoder.head(decoder.hidden(token[:, None], cache)[:, -1]))
+            mx.async_eval(token, following)
+            yield token.tolist()
+            token = following
+
+    return run
+
+
+def open_mlx_lm(folder: Path) -> Runner:
+    import mlx.core as mx
+    from mlx_lm.models.cache import make_prompt_cache
+    from mlx_lm.utils import load_model
+
+    decoder, _ = load_model(folder)
+
+    def run(prompts: Prompts, new: int) -> Iterator[object]:
+        if len(prompts) == 1:
+            from importlib import import_module
+
+            step = import_module("mlx_lm.generate").generate_step
+            yield from (token for token, _ in step(mx.array(prompts[0]), decoder, max_tokens=new))
+            return
+        cache = make_prompt_cache(decoder)  # its generate has one row; its model takes more
+        token = mx.argmax(decoder(mx.array(prompts), cache=cache)[:, -1], axis=-1)
+        for _ in range(new):
+            following = mx.argmax(decoder(token[:, None], cache=cache)[:, -1], axis=-1)
+            mx.async_eval(token, following)
+            yield token.tolist()
+            token = following
+
+    return run
+
+
+def open_transformers(folder: Path) -> Runner:
+    import torch
+
+    decoder = torch_decoder(folder)
+
+    def run(prompts: Prompts, new: int) -> Iterator[object]:
+        with torch.inference_mode():
+            out = decoder(torch.tensor(prompts), use_cache=True, logits_to_keep=1)
+            for index in range(new):
+                token = out.logits[:, -1].argmax(-1)
+                yield token.tolist()
+                if index + 1 < new:
+                    out = decoder(token[:, None], past_key_values=out.past_key_values, use_cache=True)
+
+    return run
+
+
+def open_ctranslate2(folder: Path) -> Runner:
+    import ctranslate2
+
+    decoder = torch_decoder(folder)
+    words = [f"t{token}" for token in range(decoder.config.vocab_size)]
+    with tempfile.TemporaryDirectory() as scratch:
+        source, target = Path(scratch, "source"), Path(scratch, "target")
+        decoder.save_pretrained(source)
+        specification = ctranslate2.converters.TransformersConverter(str(source), load_as_float16=False)
+        specification.load_tokenizer = lambda *_: _Words(words)  # a random model has no tokenizer of its own
+        specification.convert(str(target))
+        generator = ctranslate2.Generator(str(target), device="cpu", compute_type="float32")
+
+    def run(prompts: Prompts, new: int) -> Iterator[object]:
+        rows = [[words[token] for token in prompt] for prompt in prompts]
+        yield from generator.generate_tokens(rows, max_length=new, end_token=[], sampling_topk=1)
+
+    return run
+
+
+class _Words:
+    """What CTranslate2's converter asks of a tokenizer."""
+
+    bos_token = eos_token = unk_token = "t0"
+
+    def __init__(self, words: list[str]) -> None:
+        self._words = words
+
+    def get_vocab(self) -> dict[str, int]:
+        return {word: index for index, word in enumerate(self._words)}
+
+
+def torch_decoder(folder: Path):  # type: ignore[no-untyped-def]  # torch is not always there
+    """The same weights in transformers' GPT-2: its Conv1D keeps them as [in, out]."""
+    import torch
+    from safetensors.torch import load_file
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(**json.loads((folder / "config.json").read_text()), attn_implementation="sdpa")
+    decoder = GPT2LMHeadModel(config).eval()
+    weights = {}
+    for name, value in load_file(folder / "model.safetensors").items():
+        conv1d = name.endswith("weight") and ".c_" in name
+        weights[name.replace("model.", "transformer.", 1)] = (value.T if conv1d else value).to(torch.float32)
+    missing, unexpected = decoder.load_state_dict(weights, strict=False)
+    assert not unexpected and set(missing) <= {"lm_head.weight"}, (missing, unexpected)
+    decoder.tie_weights()
+    return decoder
+
+
+OPENERS: dict[str, Callable[[Path], Runner]] = {
+    "mlxgen": open_mlxgen,
+    "mlx-lm": open_mlx_lm,
+    "transformers": open_transformers,
+    "ctranslate2": open_ctranslate2,
+}
+
+
+def main(side: str, folder: str, prompt_tokens: str, new_tokens: str, batch_size: str) -> None:
+    config = json.loads(Path(folder, "config.json").read_text())
+    chance = random.Random(0)
+    prompts = [
+        [chance.randrange(config["vocab_size"]) for _ in range(int(prompt_tokens))] for _ in range(int(batch_size))
+    ]
+    start = time.perf_counter()
+    run = OPENERS[side](Path(folder))
+    loaded = time.perf_counter()
+    for _ in run([prompt[:8] for prompt in prompts], 2):  # what is set up once is not counted
+        pass
+    times = [time.perf_counter()]
+    times += [time.perf_counter() for _ in run(prompts, int(new_tokens))]
+    first, rest = times[1] - times[0], times[-1] - times[1]
+    size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    rows = len(prompts)
+    numbers = {
+        "load": loaded - start,
+        "first_token": first,
+        "prefill_tps": rows * int(prompt_tokens) / first,
+        "decode_tps": rows * (len(times) - 2) / rest if rest else 0.0,
+        "memory": size,
+    }
+    print(json.dumps(numbers))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
