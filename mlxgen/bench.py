@@ -1,7 +1,8 @@
 """How fast, how large: prefill and decode measured on one side at a time, ours or a peer's, each in its own process.
 
 Peers run as their users run them: mlx-lm without our BLAS, transformers on torch, CTranslate2 on its own kernels. All
-sides get the same weights from one folder, the same random prompt, float32 on the CPU, and greedy choice with no end token.
+sides get the same weights from one folder and the same random prompt, compute in float32 on the CPU, and choose
+greedily with no end token.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One side of a measurement, run as `python -m mlxgen.bench_side SIDE FOLDER PROMPT NEW BATCH`: prints one JSON line."""
+"""One side of a measurement: `python -m mlxgen.bench_side SIDE FOLDER PROMPT NEW BATCH` prints one JSON line."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ def open_mlxgen(folder: Path) -> Runner:
     """The decoder, cache and double-buffered step of mlxgen's own loop, without text."""
     import mlx.core as mx
 
+    from mlxgen.backend import prepare
     from mlxgen.cache import make_cache
     from mlxgen.samplers import greedy
     from mlxgen.weights.load import open_decoder
 
     decoder = open_decoder(folder)
+    prepare(decoder)
 
     def run(prompts: Prompts, new: int) -> Iterator[object]:
         cache = make_cache(decoder.config.n_layer)
@@ -140,9 +142,8 @@ OPENERS: dict[str, Callable[[Path], Runner]] = {
 def main(side: str, folder: str, prompt_tokens: str, new_tokens: str, batch_size: str) -> None:
     config = json.loads(Path(folder, "config.json").read_text())
     chance = random.Random(0)
-    prompts = [
-        [chance.randrange(config["vocab_size"]) for _ in range(int(prompt_tokens))] for _ in range(int(batch_size))
-    ]
+    size, length = config["vocab_size"], int(prompt_tokens)
+    prompts = [[chance.randrange(size) for _ in range(length)] for _ in range(int(batch_size))]
     start = time.perf_counter()
     run = OPENERS[side](Path(folder))
     loaded = time.perf_counter()
@@ -151,14 +152,14 @@ def main(side: str, folder: str, prompt_tokens: str, new_tokens: str, batch_size
     times = [time.perf_counter()]
     times += [time.perf_counter() for _ in run(prompts, int(new_tokens))]
     first, rest = times[1] - times[0], times[-1] - times[1]
-    size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     rows = len(prompts)
     numbers = {
         "load": loaded - start,
         "first_token": first,
         "prefill_tps": rows * int(prompt_tokens) / first,
         "decode_tps": rows * (len(times) - 2) / rest if rest else 0.0,
-        "memory": size,
+        "memory": memory,
     }
     print(json.dumps(numbers))
 

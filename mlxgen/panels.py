@@ -1,8 +1,8 @@
 """Weights laid out for the CPU's memory: panels of 64 columns, read once from front to back by a one-row product.
 
 A decode step multiplies one row by every weight, so it is as fast as memory is read. The BLAS reads a [in, out]
-matrix for one row at about half of that. Cut into panels [out/64, in, 64] and multiplied panel by panel, the same weight
-streams through, and two to four rows cost what one does. Products of many rows put the matrix together again first.
+matrix for one row at about half of that. Cut into panels [out/64, in, 64] and multiplied panel by panel, the same
+weight streams through, and two to four rows cost what one does. Products of many rows put the matrix together first.
 """
 
 from __future__ import annotations
