@@ -231,17 +231,17 @@ def test_statistics_and_hints_come_when_asked_for(folder: str) -> None:
 
 
 def test_on_a_terminal_the_prompt_and_the_statistics_are_shown(folder: str) -> None:
-    code, output = on_terminal("generate", "Once upon ", "-m", folder, "-n", "5", "--greedy")
+    code, output = on_terminal("-m", "mlxgen", "generate", "Once upon ", "-m", folder, "-n", "5", "--greedy")
     assert code == 0
     assert output.startswith("Hint: ")
     assert "\nOnce upon " in output and "Generation: " in output
 
 
 def on_terminal(*args: str) -> tuple[int, str]:
-    """Run with standard output and error on a pseudo-terminal."""
+    """Run Python with standard output and error on a pseudo-terminal."""
     main_end, terminal = pty.openpty()
     with subprocess.Popen(
-        [sys.executable, "-m", "mlxgen", *args], stdin=subprocess.DEVNULL, stdout=terminal, stderr=terminal
+        [sys.executable, *args], stdin=subprocess.DEVNULL, stdout=terminal, stderr=terminal
     ) as process:
         os.close(terminal)
         output = b""
@@ -258,12 +258,17 @@ def on_terminal(*args: str) -> tuple[int, str]:
     return code, output.decode().replace("\r\n", "\n")
 
 
-def test_a_long_prompt_shows_a_bar_that_goes_away(folder: str) -> None:
-    args = ("generate", "Once " * 700, "-m", folder, "-n", "2", "--overflow", "slide", "--no-echo", "--no-stats")
-    code, output = on_terminal(*args)
-    assert code == 0 and "Reading the prompt" in output and "100%" in output
-    assert output.rpartition("\r\033[K")[1], "the bar's line is cleared before the answer"
-    assert "Reading" not in on_terminal(*args, "--quiet")[1]
+def test_a_long_prompt_shows_a_bar_that_goes_away() -> None:
+    script = (
+        "import sys; from mlxgen.cli.output import prefill_bar\n"
+        "for total in (100, 1000):\n"
+        "    show = prefill_bar(quiet=len(sys.argv) > 1) or (lambda done, total: None)\n"
+        "    for done in (0, total // 2, total): show(done, total)\n"
+    )
+    code, output = on_terminal("-c", script)
+    assert code == 0 and output.count("Reading the prompt") == 3 and "50%" in output
+    assert output.endswith("\r\033[K"), "its line is cleared for the answer"
+    assert on_terminal("-c", script, "quiet") == (0, "")
 
 
 # --- failures
@@ -387,7 +392,7 @@ def test_ctrl_c_is_status_130_without_a_traceback(folder: str) -> None:
 
 def test_the_text_streams(folder: str) -> None:
     """The first piece is there long before the end."""
-    options = ("-n", "2000", "--ignore-eos", "--overflow", "slide")
+    options = ("-n", "300", "--ignore-eos", "--overflow", "slide")
     with subprocess.Popen(
         [sys.executable, "-m", "mlxgen", "generate", "Once", "-m", folder, *options],
         stdin=subprocess.DEVNULL,
