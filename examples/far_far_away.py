@@ -1,0 +1,55 @@
+"""Forty greedy tokens after "Far far away", by transformers' own loop and by mlxgen, from the same files.
+
+    python examples/far_far_away.py [FOLDER]
+
+The first half is the loop one writes with transformers and `past_key_values`; it runs where torch is
+installed. The second is one call.
+"""
+
+import importlib.util
+import sys
+import textwrap
+import warnings
+from importlib.resources import files
+
+import mlxgen
+
+PROMPT, MAX_TOKENS = "Far far away", 40
+
+
+def with_transformers(folder: str) -> list[int]:
+    """Pass the prompt once, then each new token alone; `past_key_values` is the cache."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    warnings.simplefilter("ignore", FutureWarning)  # newer releases would rather call it `cache`
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    ids, past, tokens = tokenizer(PROMPT, return_tensors="pt").input_ids, None, []
+    with torch.no_grad():
+        for _ in range(MAX_TOKENS):
+            out = model(ids, past_key_values=past, use_cache=True)
+            past = out.past_key_values
+            ids = out.logits[:, -1].argmax(-1, keepdim=True)  # greedy: [1, 1]
+            tokens.append(int(ids))
+            if int(ids) == model.config.eos_token_id:
+                break
+    return tokens
+
+
+folder = sys.argv[1] if len(sys.argv) > 1 else str(files("mlxgen.weights") / "fairy_tales")
+generation = mlxgen.generate(mlxgen.load(folder), PROMPT, max_tokens=MAX_TOKENS, temperature=0)
+print(textwrap.fill(PROMPT + generation.text, 100))
+print(len(generation.tokens), "tokens, ended by", generation.finish_reason)
+
+if importlib.util.find_spec("torch") and importlib.util.find_spec("transformers"):
+    same = with_transformers(folder) == generation.tokens
+    print("transformers:", "the same tokens" if same else "other tokens")
+else:
+    print("transformers: not run, torch is not installed", file=sys.stderr)
+
+# Prints:
+#   (the lead fills this in from the bundled model)

@@ -1,0 +1,66 @@
+"""The examples run as they stand, and print what the comment at their end says."""
+
+import importlib.util
+import re
+import subprocess
+import sys
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+BUNDLED = files("mlxgen.weights") / "fairy_tales" / "config.json"
+TALE = "Once upon a time a fox came to the king, far far away, and said that the moon was made of bread. " * 12
+
+
+def run(name: str, *arguments: object) -> str:
+    command = [sys.executable, str(EXAMPLES / name), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    assert "Warning" not in done.stderr, done.stderr
+    return done.stdout
+
+
+def promised(name: str) -> str:
+    """The output in the comment at the end of an example."""
+    comment = (EXAMPLES / name).read_text().split("\n# Prints:\n")[1]
+    return "".join(re.sub(r"^#( {3})?", "", line) for line in comment.splitlines(keepends=True))
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of two steps' training, from the training example itself."""
+    folder = tmp_path_factory.mktemp("tiny")
+    (folder / "tales.txt").write_text(TALE)
+    small = ["--layers", "2", "--width", "64", "--context", "64", "--batch", "1", "--steps", "2"]
+    text = ["--train", folder / "tales.txt", "--valid", folder / "tales.txt"]
+    run("train_fairy_tales.py", *text, *small, "--out", folder / "model")
+    return folder / "model"
+
+
+def test_output_head_prints_what_it_says():
+    assert run("output_head.py") == promised("output_head.py")
+
+
+def test_decoding_loop_shows_the_cache_one_token_behind(tiny):
+    lines = run("decoding_loop.py", tiny).splitlines()
+    lengths = [tuple(map(int, m)) for m in re.findall(r"text +(\d+) tokens, cache +(\d+) pos", "\n".join(lines))]
+    (n, empty), prefilled, *steps = lengths
+    assert (empty, prefilled) == (0, (n, n))
+    assert steps[0::2] == [(n + m, n + m - 1) for m in range(1, len(steps[0::2]) + 1)]  # selected
+    assert steps[1::2] == [(n + m, n + m) for m in range(1, len(steps[1::2]) + 1)]  # processed
+    assert len(steps) % 2 == 1  # the last selected token is not processed
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="transformers' loop needs torch")
+def test_far_far_away_is_the_same_in_both_loops(tiny):
+    assert "transformers: the same tokens" in run("far_far_away.py", tiny)
+
+
+@pytest.mark.skipif(not BUNDLED.is_file(), reason="the bundled model is not here")
+@pytest.mark.parametrize("name", ["decoding_loop.py", "far_far_away.py"])
+def test_with_the_bundled_model_the_output_is_as_promised(name):
+    printed = run(name)
+    if sys.platform == "linux":  # Metal computes in float16, which may choose otherwise
+        assert printed == promised(name)

@@ -1,0 +1,174 @@
+"""The training examples: they learn, resume exactly, agree with each other, and write folders that open."""
+
+import importlib
+import re
+import signal
+import sys
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+import mlxgen
+
+torch = pytest.importorskip("torch")
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+TALE = """Once upon a time there lived a miller who had a daughter and a grey cat. Every morning the cat went down
+to the river and asked the river whether the king had passed, and every morning the river said that he had not.
+
+"Then I shall wait," said the cat, and she sat upon the stone until the sun was high. At last the king came by
+with twelve horsemen, and the cat bowed and said, "My lord, my master's daughter can spin the river into silver."
+
+"Bring her to me," said the king, "and if she can do it she shall be queen, and if she cannot you shall be a fur
+collar." So the cat ran home to the mill and told the miller's daughter all that the king had said to her.
+"""
+TALES = "\n<|endoftext|>\n".join([TALE, TALE.replace("cat", "fox"), TALE.replace("king", "giant"), TALE])
+SMALL = [
+    *("--layers", "2", "--width", "64", "--context", "32", "--batch", "2"),
+    *("--steps", "16", "--adam-lr", "0.05", "--seed", "3"),
+]
+    "--layers",
+    "2",
+    "--width",
+    "64",
+    "--context",
+    "32",
+    "--batch",
+    "2",
+    "--steps",
+    "16",
+    "--adam-lr",
+    "0.05",
+    "--seed",
+    "3",
+]
+
+
+@pytest.fixture(autouse=True)
+def as_found() -> Iterator[None]:
+    """The scripts import their shared module from beside them and take over Ctrl-C."""
+    handler = signal.getsignal(signal.SIGINT)
+    sys.path.insert(0, str(EXAMPLES))
+    yield
+    sys.path.remove(str(EXAMPLES))
+    signal.signal(signal.SIGINT, handler)
+
+
+def script(name: str) -> ModuleType:
+    return importlib.import_module(name)
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> list[str]:
+    (tmp_path / "train.txt").write_text(TALES)
+    (tmp_path / "valid.txt").write_text(TALE.replace("river", "brook"))
+    return ["--train", str(tmp_path / "train.txt"), "--valid", str(tmp_path / "valid.txt"), *SMALL]
+
+
+def losses(printed: str) -> list[float]:
+    return [float(loss) for loss in re.findall(r"step \d+/\d+  loss ([\d.]+)", printed)]
+
+
+def validation(printed: str) -> float:
+    return float(re.findall(r"validation ([\d.]+) bits", printed)[-1])
+
+
+@pytest.mark.parametrize("name", ["train_fairy_tales", "train_fairy_tales_torch"])
+def test_the_loss_falls_and_the_folder_opens(name, corpus, tmp_path, capsys):
+    script(name).main([*corpus, "--out", str(tmp_path / "run")])
+    printed = capsys.readouterr().out
+    first, mean_of_the_rest = losses(printed)
+    assert mean_of_the_rest < first - 0.3
+
+    model = mlxgen.load(str(tmp_path / "run"))
+    recipe = script("fairy_tales_recipe")
+    data = recipe.prepare(recipe.arguments("", [*corpus, "--out", str(tmp_path / "run")]))
+
+    def nats(ids: np.ndarray) -> np.ndarray:
+        logits = torch.tensor(np.array(model.decoder(mx.array(ids[:, :-1]))[0], np.float32))
+        return torch.nn.functional.cross_entropy(logits, torch.tensor(ids[0, 1:]), reduction="none").numpy()
+
+    # What the script measured is what the opened folder measures; float16 storage costs a little.
+    assert recipe.bits_per_character(data, 32, nats) == pytest.approx(validation(printed), abs=0.01)
+    assert mlxgen.generate(model, "Once", max_tokens=3, ignore_eos=True, seed=1).tokens
+
+
+@pytest.mark.parametrize("name", ["train_fairy_tales", "train_fairy_tales_torch"])
+def test_stopping_and_resuming_gives_what_not_stopping_gives(name, corpus, tmp_path, capsys):
+    main = script(name).main
+    main([*corpus, "--out", str(tmp_path / "whole")])
+    whole = capsys.readouterr().out
+    main([*corpus, "--out", str(tmp_path / "halves"), "--stop-at", "7"])
+    main([*corpus, "--out", str(tmp_path / "halves")])
+    halves = capsys.readouterr().out
+    assert "resuming at step 7" in halves
+    assert validation(halves) == pytest.approx(validation(whole), abs=1e-3)
+
+
+def test_the_training_pass_without_dropout_is_the_decoder():
+    training = script("train_fairy_tales")
+    config = {"model_type": "gpt2", "vocab_size": 50, "n_positions": 16, "n_embd": 64, "n_layer": 2, "n_head": 2}
+    decoder = mlxgen.GPT2(mlxgen.GPT2Config.from_dict(config))
+    training.initialise(decoder, mx.random.key(1))
+    ids = mx.random.randint(0, 50, (2, 16), key=mx.random.key(2))
+    plain = training.training_logits(decoder, ids, 0.0, mx.random.key(3))
+    assert mx.allclose(plain, decoder(ids), atol=1e-5)
+    assert not mx.allclose(training.training_logits(decoder, ids, 0.5, mx.random.key(3)), plain, atol=1e-2)
+
+
+@pytest.mark.parametrize("shape", [(8, 24), (24, 8)])
+def test_both_muons_make_the_same_steps(shape):
+    rng = np.random.default_rng(5)
+    start = rng.standard_normal(shape).astype(np.float32)
+    ours = script("train_fairy_tales").Muon(0.02, decay=0.05)
+    parameters = {"w": mx.array(start)}
+    ours.init(parameters)
+    theirs_w = torch.nn.Parameter(torch.tensor(start))
+    theirs = script("train_fairy_tales_torch").Muon([theirs_w], lr=0.02, weight_decay=0.05)
+    for _ in range(3):
+        gradient = rng.standard_normal(shape).astype(np.float32)
+        parameters = ours.apply_gradients({"w": mx.array(gradient)}, parameters)
+        theirs_w.grad = torch.tensor(gradient)
+        theirs.step()
+    np.testing.assert_allclose(np.array(parameters["w"]), theirs_w.detach().numpy(), atol=1e-4)
+
+
+@pytest.mark.parametrize("tokens", [2, 30, 33, 48, 49, 100])
+def test_validation_counts_every_token_after_the_first_once(tokens):
+    recipe = script("fairy_tales_recipe")
+    ids = np.arange(tokens)
+    data = Namespace(valid=ids, valid_characters=1)
+    scored: list[int] = []
+
+    def one_nat(window: np.ndarray) -> np.ndarray:
+        scored.append(window.shape[1] - 1)
+        return np.ones(window.shape[1] - 1, np.float32)
+
+    assert recipe.bits_per_character(data, 32, one_nat) * np.log(2) == pytest.approx(tokens - 1)
+    assert max(scored) <= 32
+
+
+def test_reference_losses():
+    """A token given probability 0.5 costs -ln 0.5 = 0.693, one given 0.1 costs -ln 0.1 = 2.303."""
+    from mlx.nn.losses import cross_entropy
+
+    logits = mx.log(mx.array([[0.5, 0.4, 0.1], [0.5, 0.4, 0.1]]))
+    assert np.allclose(np.array(cross_entropy(logits, mx.array([0, 2]))), [0.693, 2.303], atol=1e-3)
+
+
+def test_the_rate_warms_up_stays_and_falls_to_nothing():
+    rate = script("fairy_tales_recipe").rate
+    assert rate(0, 1000) == 0.01
+    assert rate(99, 1000) == rate(600, 1000) == 1.0
+    assert rate(800, 1000) == pytest.approx(0.5)
+    assert rate(1000, 1000) == 0.0
+
+
+def test_too_little_text_is_told_in_one_line(corpus, tmp_path):
+    with pytest.raises(SystemExit, match=r"^Error: .*too few .* smaller --batch or --context$"):
+        script("train_fairy_tales").main([*corpus, "--out", str(tmp_path / "run"), "--batch", "500"])
