@@ -1,0 +1,165 @@
+"""Which BLAS is loaded when, and which type is computed in. Each case is a fresh process: a BLAS stays loaded."""
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlxgen import backend
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere MLX has a BLAS of its own")
+WHEEL = next((p for p in (Path(f, backend.WHEEL_BLAS) for f in sys.path) if p.is_file()), None)
+with_wheel = pytest.mark.skipif(
+    WHEEL is None or platform.machine() != "x86_64" or not backend._has_avx2(),
+    reason="needs the dependency's OpenBLAS and AVX2",
+)
+
+REPORT = """
+import json, sys
+from mlxgen import backend
+from mlxgen.errors import OptionError
+try: blas = backend.blas()
+except OptionError as error: blas = f"error: {error}"
+print(json.dumps(blas))
+"""
+
+
+def fresh(script: str, setting: str | None = None) -> Any:
+    """What a new process prints as JSON."""
+    env = {name: value for name, value in os.environ.items() if name != "MLXGEN_BLAS"}
+    if setting is not None:
+        env["MLXGEN_BLAS"] = setting
+    ended = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False, env=env
+    )
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(ended.stdout)
+
+
+@linux
+@with_wheel
+def test_the_dependencys_openblas_is_loaded_by_default() -> None:
+    assert fresh(REPORT) == str(WHEEL)
+
+
+@linux
+@with_wheel
+def test_it_is_loaded_when_mlx_is_imported_and_not_before() -> None:
+    script = """
+import json, sys
+import mlxgen
+def loaded(): return any("libopenblas" in line for line in open("/proc/self/maps"))
+before = loaded()
+import mlx.core as mx
+print(json.dumps([before, loaded()]))
+"""
+    assert fresh(script) == [False, True]
+
+
+@linux
+@with_wheel
+def test_mlx_multiplies_through_it() -> None:
+    """MLX calls the symbol that the process resolves first: the loaded library's."""
+    script = """
+import ctypes, json
+import mlxgen
+import mlx.core as mx
+library = ctypes.CDLL(mlxgen.backend.blas())
+address = lambda where: ctypes.cast(where.cblas_sgemm, ctypes.c_void_p).value
+a = mx.arange(12, dtype=mx.float32).reshape(3, 4)
+print(json.dumps([address(library) == address(ctypes.CDLL(None)), (a @ a.T).tolist()]))
+"""
+    same, product = fresh(script)
+    assert same
+    assert product == [[14, 38, 62], [38, 126, 214], [62, 214, 366]]
+
+
+@linux
+@pytest.mark.parametrize("setting", ["off", "OFF"])
+def test_off_leaves_mlxs_own(setting: str) -> None:
+    assert fresh(REPORT, setting) is None
+
+
+@linux
+@with_wheel
+def test_a_path_picks_another(tmp_path: Path) -> None:
+    other = tmp_path / "libother.so"
+    assert WHEEL is not None
+    other.symlink_to(WHEEL)
+    assert fresh(REPORT, str(other)) == str(other)
+
+
+@linux
+def test_a_bad_path_is_one_line_that_names_it() -> None:
+    for bad in ("/no/such/library.so", __file__, "libc.so.6"):
+        told = fresh(REPORT, bad)
+        assert told.startswith("error: MLXGEN_BLAS: ") and bad in told and "\n" not in told
+    ended = subprocess.run(
+        [sys.executable, "-m", "mlxgen", "info"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "MLXGEN_BLAS": "/no/such/library.so"},
+    )
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("Error: MLXGEN_BLAS: /no/such/library.so") and ended.stderr.count("\n") == 1
+
+
+@linux
+def test_importing_mlx_first_is_warned_about() -> None:
+    script = """
+import json, warnings
+import mlx.core
+with warnings.catch_warnings(record=True) as told:
+    warnings.simplefilter("always")
+    import mlxgen
+from mlxgen import backend
+print(json.dumps([[str(w.message) for w in told], backend.blas()]))
+"""
+    (warning,), blas = fresh(script)
+    assert "import mlxgen first" in warning and blas is None
+    assert fresh(script, "off") == [[], None]
+
+
+@linux
+@with_wheel
+def test_a_cpu_without_avx2_is_not_given_the_wheels_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert backend._default_libraries() == [str(WHEEL), backend.SYSTEM_BLAS]
+    monkeypatch.setattr(backend, "_has_avx2", lambda: False)
+    assert backend._default_libraries() == [backend.SYSTEM_BLAS]
+
+
+@linux
+@with_wheel
+def test_a_linux_without_a_fortran_runtime_is_given_mlxs() -> None:
+    script = """
+import json
+import mlxgen
+from mlxgen import backend
+print(json.dumps([backend._load_gfortran(), backend.blas()]))
+"""
+    assert fresh(script) == [True, str(WHEEL)]
+
+
+def test_the_cpu_computes_in_float32_and_a_gpu_in_what_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    import mlx.core as mx
+
+    types = (mx.float32, mx.float16, mx.bfloat16)
+    monkeypatch.setattr(backend, "on_cpu", lambda: True)
+    assert [backend.compute_dtype(dtype) for dtype in types] == [mx.float32] * 3
+    monkeypatch.setattr(backend, "on_cpu", lambda: False)
+    assert [backend.compute_dtype(dtype) for dtype in types] == list(types)
+
+
+def test_the_device_is_named() -> None:
+    import mlx.core as mx
+
+    kind = "cpu" if mx.default_device() == mx.Device(mx.cpu, 0) else "gpu"
+    assert backend.on_cpu() == (kind == "cpu")
+    assert backend.device_name().endswith(f"({kind})")

@@ -1,0 +1,120 @@
+"""What is installed, under which names, and what importing it costs."""
+
+import importlib
+import importlib.metadata
+import json
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mlxgen
+
+ROOT = Path(__file__).parent.parent
+HEAVY = ("transformers", "mlx_lm", "torch", "numpy", "huggingface_hub", "tokenizers", "mlx.core", "rich")
+
+
+def fresh(script: str, cwd: Path = ROOT) -> Any:
+    ended = subprocess.run(
+        [sys.executable, "-c", f"import json, sys\n{script}"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        cwd=cwd,
+    )
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(ended.stdout)
+
+
+def project() -> dict[str, Any]:
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        return tomllib.load(file)
+
+
+def test_every_public_name_is_there() -> None:
+    for name in mlxgen.__all__:
+        assert getattr(mlxgen, name) is not None
+    assert set(mlxgen.__all__) <= set(dir(mlxgen))
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        mlxgen.nothing  # noqa: B018
+
+
+def test_importing_a_module_does_not_hide_the_function_of_its_name() -> None:
+    for name in mlxgen.__all__:
+        if importlib.util.find_spec(f"mlxgen.{name}") is not None:
+            script = f"import mlxgen.{name}\nprint(json.dumps(callable(mlxgen.{name})))"
+            assert fresh(script), name
+
+
+def test_the_import_is_light() -> None:
+    script = f"import mlxgen, mlxgen.cli, mlxgen.weights\nprint(json.dumps([m for m in {HEAVY!r} if m in sys.modules]))"
+    assert fresh(script) == []
+
+
+def test_the_runtime_never_imports_other_peoples_runtimes() -> None:
+    script = (
+        "import mlxgen\nfor name in mlxgen.__all__: getattr(mlxgen, name)\n"
+        "print(json.dumps([m for m in ('transformers', 'mlx_lm', 'torch') if m in sys.modules]))"
+    )
+    assert fresh(script) == []
+
+
+def test_the_three_folders_are_one_namespace(tmp_path: Path) -> None:
+    script = (
+        "import importlib.util, mlxgen.cli.main, mlxgen.weights\n"
+        "print(json.dumps([bool(importlib.util.find_spec(name)) for name in ('weights', 'cli')]))"
+    )
+    assert fresh(script, cwd=tmp_path) == [False, False], "nothing of ours is a top-level module"
+
+
+def test_a_wheel_holds_the_three_folders_and_nothing_beside_them() -> None:
+    tool = project()["tool"]["setuptools"]
+    for package in tool["packages"]:
+        folder = ROOT / tool["package-dir"][package]
+        assert (folder / "__init__.py").is_file()
+        inner = [path.parent for path in folder.rglob("*.py") if path.parent != folder]
+        assert not inner, "a package inside is not named in pyproject.toml"
+
+
+def test_the_version_is_one_and_the_changelog_has_it() -> None:
+    assert importlib.metadata.version("mlxgen") == mlxgen.__version__
+    assert f"## {mlxgen.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_the_command_and_the_types_are_declared() -> None:
+    entry = importlib.metadata.distribution("mlxgen").entry_points
+    assert [(e.name, e.value) for e in entry] == [("mlxgen", "mlxgen.cli.main:main")]
+    assert (Path(mlxgen.__file__).parent / "py.typed").is_file()
+
+
+def test_what_is_imported_is_declared() -> None:
+    """Every top-level import in the sources is the standard library, the project, or a named dependency."""
+    import ast
+
+    tables = project()["project"]
+    named = tables["dependencies"] + tables["optional-dependencies"]["torch"]
+    known = {line.split(">")[0].split("=")[0].split("[")[0].replace("-", "_") for line in named}
+    # mlx-lm brings transformers, without which it does not work; ctranslate2 is compared with where it is there.
+    known |= {"mlxgen", "transformers", "ctranslate2", *sys.stdlib_module_names}
+    for folder in ("mlxgen", "weights", "cli"):
+        for file in (ROOT / folder).glob("*.py"):
+            for node in ast.walk(ast.parse(file.read_text())):
+                modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+                if isinstance(node, ast.ImportFrom):
+                    assert node.level == 0, f"{file}: a relative import"
+                    modules = [node.module or ""]
+                for module in modules:
+                    assert module.partition(".")[0] in known, f"{file.name} imports {module}"
+
+
+def test_imports_go_one_way() -> None:
+    """cli may import weights and the runtime, weights the runtime; `mlxgen.load` alone goes the other way."""
+    for file in (ROOT / "mlxgen").glob("*.py"):
+        text = file.read_text()
+        assert "mlxgen.cli" not in text or file.name == "__main__.py", file.name
+    for file in (ROOT / "weights").glob("*.py"):
+        assert "mlxgen.cli" not in file.read_text(), file.name
