@@ -61,8 +61,8 @@ class Attention(nn.Module):
 
     def __call__(self, x: mx.array, mask: Any, cache: Any) -> mx.array:
         B, L, D = x.shape
-        qkv = self.c_attn(x).reshape(B, L, 3, self.n_head, D // self.n_head)
-        q, k, v = (part.transpose(0, 2, 1, 3) for part in mx.unstack(qkv, axis=2))  # each [B, H, L, D/H]
+        heads = self.c_attn(x).reshape(B, L, 3 * self.n_head, D // self.n_head).transpose(0, 2, 1, 3)
+        q, k, v = mx.split(heads, 3, axis=1)  # each [B, H, L, D/H]
         if cache is not None:
             k, v = cache.update_and_fetch(k, v)  # [B, H, positions kept, D/H]
         if self.upcast:
