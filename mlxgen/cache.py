@@ -209,10 +209,12 @@ class RotatingKVCache:
     @state.setter
     def state(self, state: tuple[mx.array | None, mx.array | None, int, int, int, int]) -> None:
         self.keys, self.values, self.offset, self.keep, self.max_size, self._next = state
-        self._rewound = False
+        # Saved in the middle of the ring, the slot at _next may or may not hold a position taken back: say it does.
+        self._rewound = self.offset >= self.max_size and self._next != self.max_size
         if self.keys is not None and self.values is not None and self.keys.shape[2] > self.max_size:
-            self.keys, self.values = self._newest(self.keys), self._newest(self.values)
-            self._next = self.max_size
+            # mlx-lm keeps a whole chunk, in order, until the next position
+            self.keys, self.values = (self._newest(kept[..., : self._next, :]) for kept in (self.keys, self.values))
+            self._next, self._rewound = self.keys.shape[2], False
 
     @property
     def meta_state(self) -> str:
