@@ -16,6 +16,7 @@ __version__ = "0.1.0"
 backend.prepare_blas()
 
 if TYPE_CHECKING:
+    from mlxgen.batch import BatchGeneration, Request, batch
     from mlxgen.cache import KVCache, RotatingKVCache
     from mlxgen.config import GPT2Config
     from mlxgen.decoder import GPT2
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "GPT2",
+    "BatchGeneration",
     "Candidate",
     "ContextError",
     "GPT2Config",
@@ -41,6 +43,7 @@ __all__ = [
     "ModelError",
     "NumericError",
     "OptionError",
+    "Request",
     "RotatingKVCache",
     "Sampling",
     "Score",
@@ -48,6 +51,7 @@ __all__ = [
     "Step",
     "Trace",
     "__version__",
+    "batch",
     "generate",
     "load",
     "score",
@@ -58,6 +62,7 @@ __all__ = [
 # public name -> the module that defines it
 _HOME = {
     "GPT2": "decoder",
+    "BatchGeneration": "batch",
     "Candidate": "loop",
     "ContextError": "errors",
     "GPT2Config": "config",
@@ -68,11 +73,13 @@ _HOME = {
     "ModelError": "errors",
     "NumericError": "errors",
     "OptionError": "errors",
+    "Request": "batch",
     "RotatingKVCache": "cache",
     "Sampling": "samplers",
     "Score": "score",
     "Session": "session",
     "Step": "loop",
+    "batch": "batch",
     "Trace": "trace_record",
     "generate": "generate",
     "load": "model",

@@ -1,0 +1,114 @@
+"""One request of a batch: its context, its rules, and what has been read of its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import mlx.core as mx
+
+from mlxgen.chooser import Choice, Chooser
+from mlxgen.errors import OptionError
+from mlxgen.generate import MAX_TOKENS, SAMPLING, Generation, Options, Recorder
+from mlxgen.loop import FinishReason, Step, _candidates, _read
+from mlxgen.samplers import Sampling
+from mlxgen.session import Session
+from mlxgen.stop import StopText
+
+
+class Row:
+    """An answer in the making: `choice` is its newest token, which the device works on and nobody has read.
+
+    The session holds the context. Its cache is the row's own only until the row joins the others. Options are checked
+    here: raises OptionError.
+    """
+
+    def __init__(
+        self, session: Session, options: Options, seed: int, prompt: str | Sequence[int], index: int, sample: int
+    ) -> None:
+        model = session.model
+        if unknown := set(options) - set(Options.__annotations__):
+            raise OptionError(f"unknown option {min(unknown)!r}; the options are {', '.join(Options.__annotations__)}")
+        self.max_tokens, candidates = options.get("max_tokens", MAX_TOKENS), options.get("logprobs", 0)
+        if isinstance(self.max_tokens, bool) or not isinstance(self.max_tokens, int) or self.max_tokens < 1:
+            raise OptionError(f"max_tokens must be a whole number of at least 1, not {self.max_tokens!r}")
+        if candidates < 0:
+            raise OptionError(f"logprobs must be 0 or more, not {candidates}")
+        self.index, self.sample, self.session = index, sample, session
+        self.limit = self.max_tokens if session.room is None else min(self.max_tokens, session.room)
+        self._end_tokens = frozenset() if options.get("ignore_eos") else model.end_tokens
+        self._stops = StopText(options.get("stop", ()))
+        self._text = model.tokenizer.stream(session.tokens)
+        rules = {name: value for name, value in options.items() if name in SAMPLING}
+        self._choose = Chooser(
+            Sampling(**rules),  # type: ignore[arg-type]  # the names are its own
+            seed,
+            session.tokens,
+            model.config.vocab_size,
+            processors=options.get("logits_processors") or (),
+            candidates=candidates,
+        )
+        self._recorder = Recorder(prompt, session.tokens, seed)
+        self._read = 0  # tokens read so far
+        self.choice: Choice
+        self.cache_length = 0  # positions in the cache when the choice was made
+
+    @property
+    def ends_next(self) -> bool:
+        """Whether the unread choice is the last there can be."""
+        return self._read + 1 >= self.limit
+
+    def begin(self, session: Session, logits: mx.array) -> None:
+        """Choose the first token after a session whose whole context is processed: logits [1, V]."""
+        self.session = session
+        self.choose(logits, session.cache_length)
+        mx.async_eval(*self.unread)
+
+    def choose(self, logits: mx.array, cache_length: int) -> None:
+        """Choose the next token from logits [1, V]: a graph, not yet a number."""
+        self.choice, self.cache_length = self._choose(logits), cache_length
+
+    @property
+    def unread(self) -> list[mx.array]:
+        """The arrays of the choice."""
+        return [self.choice.token, self.choice.logprob, self.choice.finite, *self.choice.top]
+
+    def read(self, choice: Choice, cache_length: int) -> FinishReason | None:
+        """Wait for a choice and append it; returns why it was the last, or None. Raises NumericError."""
+        index, tokenizer = self._read, self.session.model.tokenizer
+        token = _read(choice, index)
+        self._read += 1
+        self.session.tokens.append(token)
+        ended = token in self._end_tokens
+        shown = "" if ended else self._stops.feed(self._text.add(token))
+        reason: FinishReason | None = None
+        if ended or self._stops.hit:
+            reason = "stop"
+        elif self._read >= self.limit:
+            reason = "length" if self._read == self.max_tokens else "context"
+        if reason and not self._stops.hit:
+            shown += self._stops.feed(self._text.flush()) + self._stops.flush()
+        self._recorder.add(
+            Step(
+                index=index,
+                token=token,
+                text=shown,
+                logprob=cast(float, choice.logprob.item()),
+                candidates=_candidates(choice, tokenizer),
+                context_length=len(self.session.tokens),
+                cache_length=cache_length,
+                finish_reason=reason,
+            )
+        )
+        return reason
+
+    def slide(self) -> None:
+        """With the position table full and the newest token read: rebuild a cache of its own, and choose from that."""
+        session = self.session
+        session.processed = len(session.tokens) - 1
+        for layer in session.cache:
+            layer.offset = session.model.config.n_positions  # the positions themselves were in the slots
+        self.begin(session, session.prefill())
+
+    def finish(self) -> Generation:
+        return self._recorder.finish()
