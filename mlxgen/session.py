@@ -91,7 +91,7 @@ class Session:
         self.computed = 0  # positions put through the network so far, over the whole life of the session
         self.slides = 0  # how often the context slid
         self.slide: Slide | None = None  # the newest slide that the cache shows
-        self.max_kv_size, self._cache_keep = max_kv_size, keep
+        self.max_kv_size, self.cache_keep = max_kv_size, keep
         given = list(cache) if cache is not None else None
         self._given = copy.deepcopy(given)  # stays empty, to start again from
         self.cache: list[Any] = given if given is not None else self._empty_cache()
@@ -331,7 +331,7 @@ class Session:
     def _empty_cache(self) -> list[Any]:
         if self._given is not None:
             return list(copy.deepcopy(self._given))
-        return list(make_cache(self.model.config.n_layer, self.max_kv_size, self._cache_keep))
+        return list(make_cache(self.model.config.n_layer, self.max_kv_size, self.cache_keep))
 
 
 def _copied(layer: Any) -> Any:

@@ -1,0 +1,103 @@
+"""The input line of `mlxgen chat`: history, completion, several lines."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from prompt_toolkit import PromptSession
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
+from prompt_toolkit.document import Document
+from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.output import create_output
+
+PROMPT, CONTINUED = "> ", "  "
+TAKES_FILE = ("/save", "/load")
+
+
+def input_line(commands: Iterable[str], settings: Iterable[str], history: Path | None) -> Callable[[str], str]:
+    """A function that asks for one input, given what already stands in the line.
+
+    It raises EOFError on Ctrl-D and KeyboardInterrupt on Ctrl-C. history: the file that keeps inputs between runs.
+    """
+    session: PromptSession[str] = PromptSession(
+        PROMPT,
+        completer=ChatCompleter(commands, settings),
+        complete_while_typing=False,
+        history=_history(history),
+        key_bindings=_keys(),
+        multiline=True,  # Enter still sends: see _keys
+        prompt_continuation=CONTINUED,
+        output=create_output(stdout=sys.stdout if sys.stdout.isatty() else sys.stderr),
+    )
+
+    def ask(default: str = "") -> str:
+        return session.prompt(default=default)
+
+    return ask
+
+
+def default_history() -> Path:
+    """Where inputs are kept between runs: $XDG_STATE_HOME or ~/.local/state."""
+    state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    return Path(state) / "mlxgen" / "chat_history"
+
+
+class ChatCompleter(Completer):
+    """Commands, the names that /set knows, and files for /save and /load."""
+
+    def __init__(self, commands: Iterable[str], settings: Iterable[str]) -> None:
+        self._commands, self._settings = sorted(commands), sorted(settings)
+        self._files = PathCompleter(expanduser=True)
+
+    def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
+        text = document.text_before_cursor
+        command, space, rest = text.partition(" ")
+        if not text.startswith("/") or "\n" in text:
+            return
+        if not space:
+            yield from _matching(text, (f"{name} " for name in self._commands))
+        elif command == "/set":
+            yield from _matching(rest, (f"{name}=" for name in self._settings))
+        elif command in TAKES_FILE:
+            yield from self._files.get_completions(Document(rest), complete_event)
+
+
+def _matching(start: str, words: Iterable[str]) -> Iterable[Completion]:
+    return (Completion(word, start_position=-len(start)) for word in words if word.startswith(start))
+
+
+def _history(path: Path | None) -> History:
+    """The file, made readable by its owner alone; in memory where it cannot be written."""
+    if path is None:
+        return InMemoryHistory()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+    except OSError:
+        return InMemoryHistory()
+    return FileHistory(str(path))
+
+
+def _keys() -> KeyBindings:
+    """Enter sends; Alt-Enter, Ctrl-J or a backslash before Enter begins another line."""
+    keys = KeyBindings()
+
+    @keys.add("enter")
+    def send(event: KeyPressEvent) -> None:
+        buffer = event.current_buffer
+        if buffer.document.current_line_before_cursor.endswith("\\") and buffer.document.is_cursor_at_the_end:
+            buffer.delete_before_cursor()
+            buffer.newline(copy_margin=False)
+        else:
+            buffer.validate_and_handle()
+
+    @keys.add("escape", "enter")
+    @keys.add("c-j")
+    def new_line(event: KeyPressEvent) -> None:
+        event.current_buffer.newline(copy_margin=False)
+
+    return keys
