@@ -17,6 +17,8 @@ from mlxgen.errors import MlxgenError, OptionError
 # name -> module and command in it. A module imports nothing heavy at its top: --help imports them all.
 COMMANDS = {
     "generate": "mlxgen.cli.generate:generate",
+    "chat": "mlxgen.cli.chat:chat",
+    "trace": "mlxgen.cli.trace:trace",
     "info": "mlxgen.cli.info:info",
 }
 
