@@ -73,8 +73,8 @@ def model_options(function: F) -> F:
     )
 
 
-def generation_options(function: F) -> F:
-    """How much to generate, by which rules, with which cache: see `generation`."""
+def generation_options(function: F, max_tokens: int = 256) -> F:
+    """How much to generate (by default `max_tokens`), by which rules, with which cache: see `generation`."""
     return _apply(
         function,
         [
@@ -82,7 +82,7 @@ def generation_options(function: F) -> F:
                 "-n",
                 "--max-tokens",
                 type=click.IntRange(min=1),
-                default=256,
+                default=max_tokens,
                 show_default=True,
                 help="Most tokens to generate.",
             ),

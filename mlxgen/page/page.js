@@ -252,7 +252,7 @@
     if (!step.lens.length) return fill("lens");
     const rows = step.lens.map(([layer, token, p, chosen]) =>
       el("tr", { class: token === step.chosen.token ? "chosen" : "", title: `the chosen token has ${percent(chosen)} here` },
-        el("td", {}, shown(token)), el("td", {}, bar(p)), el("td", {}, percent(p)), el("td", {}, `${layer + 1}`)));
+        el("td", {}, shown(token)), el("td", {}, bar(p)), el("td", {}, percent(p)), el("td", {}, String(layer))));
     return fill("lens", el("h3", {}, "Logit lens: what each layer would choose if it were the last"),
       el("table", {}, el("thead", {}, el("tr", {}, ["Token", "", "Probability", "Layer"].map((name, i) => el("th", { scope: "col", class: i === 1 ? "wide" : "" }, name)))), el("tbody", {}, rows)));
   }
@@ -263,7 +263,7 @@
     if (!step.attention.length) return fill("attention");
     lookedAt = Math.min(lookedAt, step.attention.length - 1);
     const [, , weights] = step.attention[lookedAt];
-    const heads = el("select", { id: "head" }, step.attention.map(([layer, head], i) => el("option", { value: i, selected: i === lookedAt }, `layer ${layer + 1}, head ${head + 1}`)));
+    const heads = el("select", { id: "head" }, step.attention.map(([layer, head], i) => el("option", { value: i, selected: i === lookedAt }, `layer ${layer}, head ${head}`)));
     heads.addEventListener("change", () => { lookedAt = Number(heads.value); renderAttention(steps[at]); $("head").focus(); });
     const held = step.cache.held.flatMap(([a, b]) => Array.from({ length: b - a }, (_, i) => a + i));
     const most = Math.max(...weights, 1);

@@ -1,0 +1,198 @@
+"""A trace on the terminal: five stages a step, in 80 columns, readable without colour."""
+
+from __future__ import annotations
+
+import math
+import sys
+
+import click
+from rich.bar import Bar
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from mlxgen.cli.output import size
+from mlxgen.trace_record import RuleEffect, Span, Trace, TracedStep
+
+SHOWN_CONTEXT = 24  # newest tokens of the context that a step shows
+BAR = 22
+VISIBLE = {" ": "·", "\n": "↵", "\t": "→"}
+
+
+def show(trace: Trace, *, rows: int, pause: bool) -> None:
+    """Print every step. pause: wait for a key after each, q ends."""
+    console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
+    for step in trace.steps:
+        _show_step(console, trace, step, rows)
+        if pause and step.finish_reason is None:
+            click.echo("Next step: any key. End: q ", nl=False, err=True)
+            key = click.getchar()
+            click.echo(err=True)
+            if key in ("q", "Q"):
+                return
+    _show_end(console, trace)
+
+
+def visible(text: str) -> str:
+    """A token's text with its spaces and line breaks shown, and nothing in it that a terminal would obey."""
+    return "".join(
+        VISIBLE.get(character, character if character.isprintable() else character.encode("unicode_escape").decode())
+        for character in text
+    )
+
+
+def _show_step(console: Console, trace: Trace, step: TracedStep, rows: int) -> None:
+    console.rule(f"Step {step.index + 1} of {len(trace.steps)}", align="left", characters="─")
+    stages = Table(box=None, show_header=False, padding=(0, 1, 0, 0), pad_edge=False)
+    stages.add_column(no_wrap=True, style="bold")
+    stages.add_column(overflow="fold")
+    stages.add_row("1 Context", _context(trace, step))
+    stages.add_row("2 Transformer", _network(trace, step))
+    stages.add_row("3 Logits", _logits(trace, step))
+    stages.add_row("4 Sample", _rules(step))
+    console.print(stages)
+    console.print(Padding(_candidates(step, rows), (0, 0, 0, 2)))
+    stages = Table(box=None, show_header=False, padding=(0, 1, 0, 0), pad_edge=False)
+    stages.add_column(no_wrap=True, style="bold", width=13)
+    stages.add_column(overflow="fold")
+    stages.add_row("5 Append", _append(trace, step))
+    console.print(stages)
+    console.print()
+
+
+def _context(trace: Trace, step: TracedStep) -> Text:
+    prompt = len(trace.prompt_tokens)
+    tokens = [*trace.prompt_tokens, *trace.tokens][: step.context_length]
+    line = Text(f"{step.context_length} tokens: {prompt} prompt, {step.context_length - prompt} generated\n")
+    first = max(0, len(tokens) - SHOWN_CONTEXT)
+    line.append("… " if first else "", style="dim")
+    for at, token in enumerate(tokens[first:], first):
+        if at == prompt:
+            line.append("|", style="dim")
+        line.append(visible(token.text), style="" if at < prompt else "bold")
+    return line
+
+
+def _network(trace: Trace, step: TracedStep) -> Text:
+    cache = step.cache
+    done = "1 token" if step.processed == 1 else f"{step.processed:,} tokens"
+    text = Text(f"{done} through {cache.layers} layers, {_time(step.seconds.transformer)}")
+    text.append(
+        f"\ncache {cache.before:,} → {cache.after:,} positions, {size(cache.layer_bytes)} a layer,"
+        f" {size(cache.total_bytes)} in all"
+    )
+    if cache.slid:
+        text.append(f"\nthe table of {trace.n_positions:,} positions was full: the context slid")
+    if cache.dropped:
+        pinned = f", first {cache.pinned} pinned" if cache.pinned else ""
+        text.append(f"\nholds tokens {_spans(cache.held)}{pinned}; dropped {_spans(cache.dropped)}")
+    for entry in step.lens:
+        text.append(f"\nlens, layer {entry.layer}: {visible(entry.text)} {_percent(entry.probability)}")
+    held = [at for a, b in cache.held for at in range(a, b)]
+    tokens = [*trace.prompt_tokens, *trace.tokens]
+    for head in step.attention:
+        best = sorted(zip(head.weights, held, strict=True), key=lambda pair: -pair[0])[:5]
+        seen = ", ".join(f"{visible(tokens[at].text)} {_percent(weight)}" for weight, at in best)
+        text.append(f"\nhead {head.layer}.{head.head} looks at {seen}")
+    return text
+
+
+def _logits(trace: Trace, step: TracedStep) -> str:
+    equal = 2**step.entropy
+    return (
+        f"{trace.vocab_size:,} scores, {_time(step.seconds.logits)}; entropy {step.entropy:.2f} bits,"
+        f" as among {equal:,.1f} equal choices"
+    )
+
+
+def _rules(step: TracedStep) -> str:
+    drawn = "" if step.random is None else f"drawn with the random number {step.random:.4f}, "
+    return "\n".join([*(_effect(rule) for rule in step.rules), drawn + _time(step.seconds.sample)])
+
+
+def _effect(rule: RuleEffect) -> str:
+    if rule.name == "temperature":
+        return f"temperature {rule.value:g} divides the logits"
+    if rule.name == "greedy":
+        return "greedy takes the highest"
+    if rule.name == "adjust":
+        return f"penalties and bias leave {rule.kept:,} tokens"
+    name = rule.name.replace("_", "-")
+    share = (
+        f"cumulative sum {rule.kept_probability:.4f}" if rule.name == "top_p" else f"{_percent(rule.kept_probability)}"
+    )
+    return f"{name} {rule.value:g} keeps {rule.kept:,} tokens, {share}"
+
+
+def _candidates(step: TracedStep, rows: int) -> Table:
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
+    table.add_column("", width=1)
+    table.add_column("token", width=18, no_wrap=True, overflow="ellipsis")
+    for name in ("logit", "model", "rules"):
+        table.add_column(name, justify="right", width=7)
+    table.add_column("", width=BAR)
+    shown = step.candidates[:rows]
+    shown += [one for one in step.candidates[rows:] if one.token == step.chosen.token]
+    most = max(one.rule_probability for one in step.candidates) or 1.0
+    for one in shown:
+        chosen = one.token == step.chosen.token
+        table.add_row(
+            ">" if chosen else "",
+            Text(visible(one.text)),
+            f"{one.logit:.2f}",
+            _percent(one.probability),
+            f"cut {one.cut_by.replace('_', '-')}"[:7] if one.cut_by else _percent(one.rule_probability),
+            Bar(most, 0, one.rule_probability, width=BAR, color="yellow" if chosen else "blue"),
+            style="bold" if chosen else "dim" if one.cut_by else "",
+        )
+    others = step.rest.probability + sum(one.probability for one in step.candidates if one not in shown)
+    table.add_row("", Text("the others"), "", _percent(others), "", "", style="dim")
+    return table
+
+
+def _append(trace: Trace, step: TracedStep) -> Text:
+    chosen = step.chosen
+    text = Text(visible(chosen.text), style="bold")
+    told = (
+        f"  rank {chosen.rank:,}, model {_percent(chosen.probability)}, rules {_percent(chosen.rule_probability)}"
+        f"\ntext so far {_power(step.total_logprob)}"
+    )
+    if trace.greedy:
+        done = trace.greedy.logprobs[: step.index + 1]
+        told += f"; greedy path {_power(sum(done))}"
+    text.append(told, style="not bold")
+    return text
+
+
+def _show_end(console: Console, trace: Trace) -> None:
+    console.rule("Text", align="left", characters="─")
+    prompt = "".join(token.text for token in trace.prompt_tokens) if not isinstance(trace.prompt, str) else trace.prompt
+    console.print(Text(prompt).append(trace.text, style="bold"))
+    console.print(f"({trace.finish_reason}; seed {trace.seed}; {_power(_total(trace))})", style="dim")
+
+
+def _total(trace: Trace) -> float:
+    return trace.steps[-1].total_logprob if trace.steps else 0.0
+
+
+def _percent(p: float) -> str:
+    return "<0.01%" if 0 < p < 0.00005 else f"{100 * p:.2f}%"
+
+
+def _power(logprob: float) -> str:
+    exponent = math.floor(logprob / math.log(10))
+    number = (
+        f"{math.exp(logprob):.3g}"
+        if exponent >= -3
+        else f"{math.exp(logprob - exponent * math.log(10)):.2f}e{exponent}"
+    )
+    return f"{number} (ln {logprob:.2f})"
+
+
+def _time(seconds: float) -> str:
+    return f"{1000 * seconds:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
+
+
+def _spans(spans: list[Span]) -> str:
+    return ", ".join(f"{a}" if b - a == 1 else f"{a}–{b - 1}" for a, b in spans)
