@@ -19,6 +19,7 @@ COMMANDS = {
     "generate": "mlxgen.cli.generate:generate",
     "chat": "mlxgen.cli.chat:chat",
     "trace": "mlxgen.cli.trace:trace",
+    "trace": "mlxgen.cli.trace:trace",
     "info": "mlxgen.cli.info:info",
 }
 
