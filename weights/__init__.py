@@ -5,12 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mlxgen.weights.conversion import Conversion, convert
     from mlxgen.weights.hub import ALIASES, BUNDLED, resolve
     from mlxgen.weights.load import open_model
 
-__all__ = ["ALIASES", "BUNDLED", "open_model", "resolve"]
+__all__ = ["ALIASES", "BUNDLED", "Conversion", "convert", "open_model", "resolve"]
 
-_HOME = {"ALIASES": "hub", "BUNDLED": "hub", "resolve": "hub", "open_model": "load"}
+_HOME = {
+    "ALIASES": "hub",
+    "BUNDLED": "hub",
+    "Conversion": "conversion",
+    "convert": "conversion",
+    "open_model": "load",
+    "resolve": "hub",
+}
 
 
 def __getattr__(name: str) -> Any:

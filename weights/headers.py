@@ -26,6 +26,7 @@ MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+TORCH_INDEX = "pytorch_model.bin.index.json"
 TORCH_FILES = ("pytorch_model*.bin", "*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -47,7 +48,7 @@ def weight_files(folder: Path) -> list[Path]:
     if (folder / SINGLE).is_file():
         return [folder / SINGLE]
     if (folder / INDEX).is_file():
-        return _shards(folder)
+        return shards(folder)
     found = sorted(path for path in folder.glob("model*.safetensors") if path.is_file())
     if found:
         return found
@@ -115,15 +116,16 @@ def _tensor(file: Path, name: str, entry: Any, data_bytes: int) -> StoredTensor:
     return StoredTensor(file, dtype, tuple(shape))
 
 
-def _shards(folder: Path) -> list[Path]:
-    path = folder / INDEX
-    shards = read_json(path, max_bytes=64 << 20).get("weight_map")
-    if not isinstance(shards, dict) or not shards:
+def shards(folder: Path, index: str = INDEX, suffix: str = ".safetensors") -> list[Path]:
+    """The files that an index names, each once. Raises ModelError where one is not there."""
+    path = folder / index
+    weight_map = read_json(path, max_bytes=64 << 20).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
         raise ModelError(f"{path}: names no files (no weight_map)")
     names: set[str] = set()
-    for name in shards.values():
-        if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
-            raise ModelError(f"{path}: names {shown(str(name))}, which is not a .safetensors file beside it")
+    for name in weight_map.values():
+        if not isinstance(name, str) or Path(name).name != name or not name.endswith(suffix):
+            raise ModelError(f"{path}: names {shown(str(name))}, which is not a {suffix} file beside it")
         names.add(name)
     missing = sorted(name for name in names if not (folder / name).is_file())
     if missing:

@@ -43,6 +43,7 @@ SMALL_FILES = (
     "*.model",  # sentencepiece
 )
 SHARDS = "model-*-of-*.safetensors"
+CARD = ("README.md", "LICENSE*")  # where a converted model's licence comes from
 PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*-of-*.bin")
 ADAPTER_CONFIG = "adapter_config.json"
 
@@ -90,8 +91,11 @@ def check_folder(folder: Path) -> None:
 
 
 def wanted_files(files: list[str], *, pickled: bool = False) -> list[str]:
-    """Of a repository's files, those that opening the model needs: safetensors before PyTorch's .bin."""
-    small = [file for file in files if _matches(file, SMALL_FILES)]
+    """Of a repository's files, those that opening the model needs: safetensors before PyTorch's .bin.
+
+    pickled: for converting, see `resolve`.
+    """
+    small = [file for file in files if _matches(file, SMALL_FILES + CARD if pickled else SMALL_FILES)]
     if SINGLE in files:
         return [*small, SINGLE]
     if INDEX in files:
@@ -119,13 +123,13 @@ def _fetch(repo: str, revision: str | None, pickled: bool) -> Path:
         files = wanted_files(all_files, pickled=pickled)
         _check_listing(repo + at, files, all_files)
     except (errors.HFValidationError, errors.RevisionNotFoundError) as error:
-        raise ModelError(_explain(repo, revision, error)) from None
+        raise ModelError(explain(repo, revision, error)) from None
     except ModelError:
         raise
     except Exception as error:  # no network, no access, the hub is down: what is cached will do
         folder = _cached(repo, revision, pickled)
         if folder is None:
-            raise ModelError(_explain(repo, revision, error)) from None
+            raise ModelError(explain(repo, revision, error)) from None
         return folder
     try:
         with _progress_bars():
@@ -169,7 +173,7 @@ def _cached(repo: str, revision: str | None, pickled: bool) -> Path | None:
     if not isinstance(found, str):
         return None
     folder = Path(found).parent
-    if pickled and any(folder.glob(PICKLED[0])):
+    if pickled and any(folder.glob("pytorch_model*.bin")):
         return folder
     try:
         weight_files(folder)
@@ -181,7 +185,7 @@ def _cached(repo: str, revision: str | None, pickled: bool) -> Path | None:
     return folder
 
 
-def _explain(repo: str, revision: str | None, error: Exception) -> str:
+def explain(repo: str, revision: str | None, error: Exception) -> str:
     """One line for why the hub did not give the model: the cause, and the way out."""
     from huggingface_hub import constants, errors
 

@@ -100,7 +100,7 @@ def _read(layout: Layout) -> dict[str, mx.array]:
         by_file.setdefault(source.tensor.file, []).append(target)
     stored: dict[str, mx.array] = {}
     for file, targets in by_file.items():
-        arrays = _load(file)
+        arrays = load_file(file)
         for target in targets:
             source = layout.sources[target]
             array = arrays[source.name]
@@ -108,7 +108,8 @@ def _read(layout: Layout) -> dict[str, mx.array]:
     return stored
 
 
-def _load(file: Path) -> dict[str, mx.array]:
+def load_file(file: Path) -> dict[str, mx.array]:
+    """The tensors of a safetensors file: lazy arrays, read when they are evaluated. Raises ModelError."""
     try:
         arrays: Any = mx.load(str(file))
     except (RuntimeError, ValueError) as error:

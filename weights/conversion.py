@@ -1,0 +1,319 @@
+"""Any GPT-2 checkpoint becomes a folder that mlxgen and mlx-lm both open."""
+
+from __future__ import annotations
+
+import errno
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from mlxgen.config import GPT2Config, Quantization
+from mlxgen.errors import MlxgenError, ModelError, OptionError
+from mlxgen.weights.card import card, licence_files
+from mlxgen.weights.checkpoint import Checkpoint, open_checkpoint
+from mlxgen.weights.layouts import HEAD, match
+from mlxgen.weights.place import check_free, written_beside
+from mlxgen.weights.tensors import DTYPES, Job, Weights, Wish, heads_differ, jobs, main_dtype, nbytes
+from mlxgen.weights.verify import Verification, compare
+from mlxgen.weights.vocabulary import Files, tokenizer_files
+from mlxgen.weights.write import Progress, write_weights
+
+BITS, GROUP_SIZES = (4, 8), (32, 64, 128)
+GROUP_SIZE = 64
+SPARE_BYTES = 16 << 20  # room for the small files
+GENERIC_NAMES = ("ckpt", "model", "pytorch_model")
+#: Entries of a config.json that describe its first home, or other spellings of entries that are written anew.
+DROPPED = (
+    "_name_or_path",
+    "transformers_version",
+    "dtype",
+    "quantization_config",
+    "quantization",
+    "vocab_size_or_config_json_file",
+    "max_position_embeddings",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """What was converted, and what came out. Sizes in bytes, of the weights alone."""
+
+    source: str
+    kind: str
+    folder: Path
+    n_parameters: int
+    bytes_before: int
+    bytes_after: int
+    dtype: str
+    quantization: Quantization | None
+    cache_bytes_per_token: int
+    tokenizer: str  # where it is from
+    warnings: tuple[str, ...]
+    verification: Verification | None
+
+
+def convert(
+    source: str | Path,
+    output: str | Path | None = None,
+    *,
+    revision: str | None = None,
+    config: str | Path | None = None,
+    vocab: str | Path | None = None,
+    dtype: str | None = None,
+    quantize: int | None = None,
+    group_size: int = GROUP_SIZE,
+    keep_head: bool = False,
+    dequantize: bool = False,
+    force: bool = False,
+    verify: bool = False,
+    progress: Progress | None = None,
+    warn: Callable[[str], None] | None = None,
+) -> Conversion:
+    """Make an MLX folder of a GPT-2 checkpoint.
+
+    source: a hub id, an alias, a folder (transformers', mlx-lm's or mlxgen's), or a file: nanoGPT's ckpt.pt, minGPT's
+    state dict, a bare state dict. output: the folder to write, by default weights/<name>. config: a config.json for
+    weights that come without. vocab: a vocabulary or tokenizer for those that come without. dtype: "float32", "float16"
+    or "bfloat16"; as stored by default. quantize: 4 or 8 bits, one scale for each group_size weights (32, 64, 128);
+    keep_head leaves the embeddings and the head as they are. dequantize unpacks a quantized source. force replaces a
+    model folder. verify runs a text through source and result. progress is called with (tensors done, tensors in all,
+    name), warn with each warning as it comes.
+
+    One parameter at a time is in memory. The folder is written beside its place and renamed into it.
+    Raises OptionError for bad options and MlxgenError (mostly ModelError) for what cannot be read or written.
+    """
+    wish = _wish(dtype, quantize, group_size, keep_head, dequantize)
+    warnings: list[str] = []
+
+    def told(warning: str) -> None:
+        warnings.append(warning)
+        if warn is not None:
+            warn(warning)
+
+    source = str(source)
+    place = Path(output).expanduser() if output is not None else Path("weights") / default_name(source)
+    check_free(place, force=force)
+    checkpoint = open_checkpoint(source, revision=revision, config=None if config is None else Path(config))
+    _keep_apart(place, checkpoint)
+    weights = _weights(checkpoint)
+    for limit in _mlx_lm_limits(weights.config):
+        told(limit)
+    todo = jobs(weights, wish, told)
+    parts = [part for job in todo for part in job.parts]
+    files, tokenizer = tokenizer_files(checkpoint, weights.config.vocab_size, None if vocab is None else str(vocab))
+    quantization = wish.quantization or (weights.config.quantization if _packed(todo) else None)
+    stored_as = main_dtype(parts)
+    entries = _entries(checkpoint, weights.config, quantization, stored_as)
+    done = _sentences(weights, wish, stored_as, tokenizer)
+    total = sum(part.nbytes for part in parts)
+    verification = None
+    try:
+        with written_beside(place, force=force) as folder:
+            _check_space(folder, place, total)
+            _write_json(folder / "config.json", entries)
+            _write_files(folder, files, checkpoint, card(checkpoint, place.absolute().name, done))
+            _check_tokenizer(folder, weights.config.vocab_size)
+            write_weights(folder, todo, progress)
+            if verify:
+                verification = compare(weights, folder)
+    except OSError as error:
+        what = (
+            f"no space for the model's {total / 1e9:.2f} GB" if error.errno == errno.ENOSPC else error.strerror or error
+        )
+        raise MlxgenError(f"{place}: not written ({what}); nothing was changed there") from None
+    return Conversion(
+        source,
+        checkpoint.kind,
+        place,
+        weights.config.n_parameters,
+        nbytes(weights.layout),
+        total,
+        stored_as,
+        quantization,
+        weights.config.cache_bytes_per_token(DTYPES[stored_as].size),
+        tokenizer,
+        tuple(warnings),
+        verification,
+    )
+
+
+def default_name(source: str) -> str:
+    """The last part of a source's name: of a hub id, a folder, or the folder of a file called ckpt.pt."""
+    path = Path(source).expanduser()
+    if path.is_file():
+        name = path.absolute().parent.name if path.stem in GENERIC_NAMES else path.stem
+    elif path.is_dir():
+        name = path.resolve().name
+    else:
+        name = source.rstrip("/").rpartition("/")[2]
+    return name.lstrip(".") or "model"
+
+
+def _wish(dtype: str | None, quantize: int | None, group_size: int, keep_head: bool, dequantize: bool) -> Wish:
+    if dtype is not None and dtype not in DTYPES:
+        raise OptionError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
+    if quantize is not None and quantize not in BITS:
+        raise OptionError(f"quantize must be 4 or 8 (bits), not {quantize!r}")
+    if group_size not in GROUP_SIZES:
+        raise OptionError(f"group_size must be 32, 64 or 128, not {group_size!r}")
+    if quantize is not None and dequantize:
+        raise OptionError("quantize and dequantize exclude each other")
+    if quantize is None and (keep_head or group_size != GROUP_SIZE):
+        raise OptionError("group_size and keep_head are for --quantize 4 or 8")
+    quantization = None if quantize is None else Quantization(group_size, quantize)
+    return Wish(None if dtype is None else DTYPES[dtype], quantization, keep_head, dequantize)
+
+
+def _weights(checkpoint: Checkpoint) -> Weights:
+    """The checkpoint's tensors matched to the decoder."""
+    try:
+        config = GPT2Config.from_dict(checkpoint.entries)
+        weights = Weights(checkpoint, config, match(checkpoint.stored, config))
+    except ModelError as error:
+        raise ModelError(f"{checkpoint.where}: {error}") from None
+    if config.tie_word_embeddings and HEAD in weights.layout.sources and heads_differ(weights):
+        return replace(weights, config=replace(config, tie_word_embeddings=False))
+    return weights
+
+
+def _keep_apart(place: Path, checkpoint: Checkpoint) -> None:
+    """A folder that is replaced may be the source, which is read before; it must not be around the source."""
+    if place.resolve() in checkpoint.where.resolve().parents and checkpoint.where.is_dir():
+        raise MlxgenError(f"{place}: holds the source itself; choose another folder with --output")
+
+
+def _packed(todo: list[Job]) -> bool:
+    return any(len(job.parts) > 1 for job in todo)
+
+
+def _mlx_lm_limits(config: GPT2Config) -> list[str]:
+    """What mlx-lm's GPT-2, which has fewer options than GPT-2's config, makes of this model."""
+    refused, differs = [], []
+    if not config.tie_word_embeddings:
+        refused.append("an output head of its own")
+    if config.n_inner != 4 * config.n_embd:
+        refused.append(f"an inner width of {config.n_inner}, not 4 times {config.n_embd}")
+    if config.activation_function not in ("gelu_new", "gelu_pytorch_tanh", "gelu_fast"):
+        differs.append(f"the activation {config.activation_function} (it takes GPT-2's gelu_new)")
+    if not config.scale_attn_weights or config.scale_attn_by_inverse_layer_idx:
+        differs.append("the scale of its attention")
+    limits = []
+    if refused:
+        limits.append(f"mlx-lm cannot open this model, only mlxgen can: it has {' and '.join(refused)}")
+    if differs:
+        limits.append(f"mlx-lm computes this model differently: its GPT-2 does not know {' and '.join(differs)}")
+    return limits
+
+
+def _entries(
+    checkpoint: Checkpoint, config: GPT2Config, quantization: Quantization | None, dtype: str
+) -> dict[str, Any]:
+    """config.json: the source's entries, with what mlx-lm requires spelt out."""
+    kept = {key: value for key, value in checkpoint.entries.items() if key not in DROPPED}
+    ends = {"bos_token_id": config.bos_token_id, "eos_token_id": next(iter(config.eos_token_ids), None)}
+    entries = {
+        **ends,
+        **kept,
+        "model_type": "gpt2",
+        "architectures": ["GPT2LMHeadModel"],
+        "vocab_size": config.vocab_size,
+        "n_positions": config.n_positions,
+        "n_ctx": config.n_positions,
+        "n_embd": config.n_embd,
+        "n_layer": config.n_layer,
+        "n_head": config.n_head,
+        "n_inner": None if config.n_inner == 4 * config.n_embd else config.n_inner,
+        "activation_function": config.activation_function,
+        "layer_norm_epsilon": config.layer_norm_epsilon,
+        "tie_word_embeddings": config.tie_word_embeddings,
+        "torch_dtype": dtype,
+    }
+    if quantization is not None:
+        block = _block(quantization)
+        entries |= {"quantization": block, "quantization_config": block}
+    return dict(sorted(entries.items()))
+
+
+def _block(quantization: Quantization) -> dict[str, Any]:
+    """mlx-lm's entry."""
+    block: dict[str, Any] = {
+        "group_size": quantization.group_size,
+        "bits": quantization.bits,
+        "mode": quantization.mode,
+    }
+    for path, entry in quantization.layers.items():
+        block[path] = False if entry is None else _block(entry)
+    return block
+
+
+def _sentences(weights: Weights, wish: Wish, stored_as: str, tokenizer: str) -> list[str]:
+    """What was done, for the model card."""
+    done = [f"Weights: {stored_as}, as [out, in]."]
+    if wish.quantization is not None:
+        q = wish.quantization
+        kept = "; the embeddings and the head are not quantized" if wish.keep_head else ""
+        done.append(f"Quantized to {q.bits} bits, one scale and bias for each {q.group_size} weights{kept}.")
+    elif weights.layout.packed:
+        done.append("Unpacked from a quantized model." if wish.unpack else "Quantized as the source is.")
+    if tokenizer != "the source's":
+        done.append(f"Tokenizer: {tokenizer}.")
+    return done
+
+
+def _check_space(folder: Path, place: Path, total: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if free < total + SPARE_BYTES:
+        raise MlxgenError(
+            f"{place}: no space: the model takes {total / 1e9:.2f} GB and {free / 1e9:.2f} GB are free; "
+            "choose another disk with --output"
+        )
+
+
+def _write_files(folder: Path, files: Files, checkpoint: Checkpoint, readme: str) -> None:
+    generation = checkpoint.folder / "generation_config.json"
+    copied: Files = {generation.name: generation} if generation.is_file() else {}
+    copied |= {path.name: path for path in licence_files(checkpoint.folder)}
+    for name, content in (copied | files).items():
+        if isinstance(content, bytes):
+            (folder / name).write_bytes(content)
+        else:
+            shutil.copyfile(content, folder / name)
+    (folder / "README.md").write_text(readme, encoding="utf-8")
+
+
+def _check_tokenizer(folder: Path, vocab_size: int) -> None:
+    from mlxgen.tokenizer import load_tokenizer
+
+    try:
+        load_tokenizer(folder, n_embeddings=vocab_size)
+    except ModelError as error:
+        message = str(error).replace(str(folder), "the source")
+        raise ModelError(f"{message}; --vocab names another tokenizer") from None
+
+
+def _write_json(path: Path, entries: dict[str, Any]) -> None:
+    path.write_text(json.dumps(entries, indent=4) + "\n", encoding="utf-8")
+
+
+def as_json(conversion: Conversion) -> dict[str, Any]:
+    """The record as `mlxgen convert --json` prints it."""
+    q = conversion.quantization
+    v = conversion.verification
+    entries = {name: getattr(conversion, name) for name in ("source", "kind", "n_parameters", "bytes_before")}
+    return {
+        **entries,
+        "folder": str(conversion.folder),
+        "bytes_after": conversion.bytes_after,
+        "dtype": conversion.dtype,
+        "quantization": {"bits": q.bits, "group_size": q.group_size} if q else None,
+        "cache_bytes_per_token": conversion.cache_bytes_per_token,
+        "tokenizer": conversion.tokenizer,
+        "warnings": list(conversion.warnings),
+        "verification": asdict(v) if v else None,
+    }
