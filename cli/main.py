@@ -19,8 +19,9 @@ COMMANDS = {
     "generate": "mlxgen.cli.generate:generate",
     "chat": "mlxgen.cli.chat:chat",
     "trace": "mlxgen.cli.trace:trace",
-    "trace": "mlxgen.cli.trace:trace",
+    "convert": "mlxgen.cli.convert:convert",
     "info": "mlxgen.cli.info:info",
+    "models": "mlxgen.cli.models:models",
 }
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells count

@@ -1,17 +1,14 @@
-"""The model card (where a model comes from, what was done to it, its licence), and sending it to the hub."""
+"""The model card: where a model comes from, what was done to it, and its licence."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from mlxgen import __version__
-from mlxgen.errors import MlxgenError
 from mlxgen.weights.checkpoint import Checkpoint
-from mlxgen.weights.hub import explain
 
 KEPT = ("license", "license_name", "license_link", "language", "datasets")
 
@@ -27,9 +24,8 @@ def card(checkpoint: Checkpoint, name: str, done: Sequence[str]) -> str:
         origin = f"[{checkpoint.repo}](https://huggingface.co/{checkpoint.repo}), revision `{checkpoint.commit}`"
     licence = kept.get("license_name") or kept.get("license") or "not stated by the source"
     steps = "\n".join(f"- {sentence}" for sentence in done)
-    front = "".join(
-        f"{key}: {json.dumps(value, ensure_ascii=False)}\n" for key, value in entries.items()
-    )  # JSON is YAML
+    # What is JSON is YAML too.
+    front = "".join(f"{key}: {json.dumps(value, ensure_ascii=False)}\n" for key, value in entries.items())
     return f"""---
 {front}---
 
@@ -63,20 +59,3 @@ def _metadata(folder: Path) -> Mapping[str, Any]:
     except Exception:  # a stranger's YAML: a card without a licence is no reason to fail
         return {}
     return meta if isinstance(meta, dict) else {}
-
-
-def upload(folder: Path, repo: str) -> str:
-    """Put the folder on the hub as ``repo``, made if need be; the page's address. Raises MlxgenError."""
-    import huggingface_hub
-    from huggingface_hub import constants
-
-    try:
-        api = huggingface_hub.HfApi(library_name="mlxgen", library_version=__version__)
-        full = api.create_repo(repo, exist_ok=True).repo_id
-        api.upload_folder(repo_id=full, folder_path=folder, commit_message="Converted by mlxgen")
-    except Exception as error:  # no network, no access, a bad name
-        reason = re.sub(r"\s+", " ", explain(repo, None, error))
-        raise MlxgenError(
-            f"not uploaded: {reason}. The model itself is in {folder}; `hf upload {repo} {folder}` tries it again"
-        ) from None
-    return f"{constants.ENDPOINT}/{full}"

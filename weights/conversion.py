@@ -123,9 +123,9 @@ def convert(
             if verify:
                 verification = compare(weights, folder)
     except OSError as error:
-        what = (
-            f"no space for the model's {total / 1e9:.2f} GB" if error.errno == errno.ENOSPC else error.strerror or error
-        )
+        what = error.strerror or error
+        if error.errno == errno.ENOSPC:
+            what = f"no space for the model's {total / 1e9:.2f} GB"
         raise MlxgenError(f"{place}: not written ({what}); nothing was changed there") from None
     return Conversion(
         source,

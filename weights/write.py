@@ -23,9 +23,8 @@ def write_weights(folder: Path, jobs: Sequence[Job], progress: Progress | None =
     """model.safetensors in ``folder``, or shards and their index where it would be too large. Raises OSError."""
     parts = [part for job in jobs for part in job.parts]
     shards = split(parts, MAX_SHARD_BYTES)
-    names = (
-        [SINGLE] if len(shards) == 1 else [f"model-{i:05d}-of-{len(shards):05d}.safetensors" for i in _numbers(shards)]
-    )
+    count = len(shards)
+    names = [SINGLE] if count == 1 else [f"model-{i:05d}-of-{count:05d}.safetensors" for i in range(1, count + 1)]
     arrays = _arrays(jobs)
     done = 0
     for name, shard in zip(names, shards, strict=True):
@@ -71,10 +70,6 @@ def header(parts: Iterable[Part]) -> bytes:
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
-
-
-def _numbers(shards: Sequence[object]) -> range:
-    return range(1, len(shards) + 1)
 
 
 def _arrays(jobs: Iterable[Job]) -> Iterator[mx.array]:

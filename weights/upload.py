@@ -1,0 +1,26 @@
+"""Sending a model folder to the hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mlxgen import __version__
+from mlxgen.errors import MlxgenError
+from mlxgen.weights.hub import explain
+
+
+def upload(folder: Path, repo: str) -> str:
+    """Put the folder on the hub as ``repo``, made if need be; the page's address. Raises MlxgenError."""
+    import huggingface_hub
+    from huggingface_hub import constants
+
+    try:
+        api = huggingface_hub.HfApi(library_name="mlxgen", library_version=__version__)
+        full = api.create_repo(repo, exist_ok=True).repo_id
+        api.upload_folder(repo_id=full, folder_path=folder, commit_message="Converted by mlxgen")
+    except Exception as error:  # no network, no access, a bad name
+        reason = " ".join(explain(repo, None, error).split())
+        raise MlxgenError(
+            f"not uploaded: {reason}. The model itself is in {folder}; `hf upload {repo} {folder}` tries it again"
+        ) from None
+    return f"{constants.ENDPOINT}/{full}"
