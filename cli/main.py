@@ -21,6 +21,7 @@ COMMANDS = {
     "trace": "mlxgen.cli.trace:trace",
     "convert": "mlxgen.cli.convert:convert",
     "info": "mlxgen.cli.info:info",
+    "doctor": "mlxgen.cli.doctor:doctor",
     "models": "mlxgen.cli.models:models",
 }
 
