@@ -103,7 +103,7 @@ def _failure(error: Exception) -> Failure:
 
 def _drop_output() -> None:
     """Send what is still buffered for a closed pipe nowhere, so that the interpreter ends in silence."""
-    for stream in (sys.stdout, sys.stderr):
+    for stream in filter(None, (sys.stdout, sys.stderr)):
         try:
             stream.flush()
         except (OSError, ValueError):
