@@ -1,62 +1,35 @@
-"""score() against transformers, NumPy-free sums of its own parts, and the steps that stream() reports."""
+"""score() against transformers, its own definition, and the steps that stream() reports."""
 
 import math
-from pathlib import Path
+from collections.abc import Callable
+from typing import Any
 
-import mlxgen
 import pytest
 import torch
+
+import mlxgen
+from mlxgen.config import GPT2Config
 from mlxgen.errors import OptionError
 from mlxgen.score import windows
-from transformers import GPT2Config, GPT2LMHeadModel
+
+from . import oracles
 
 N_POSITIONS = 32
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A GPT-2 of random weights, large enough ones that its distributions are far from uniform, on a byte vocabulary."""
-    return tiny_model(tmp_path_factory.mktemp("tiny"))
+def model(build_model: Callable[..., mlxgen.Model]) -> mlxgen.Model:
+    return build_model(n_positions=N_POSITIONS)
 
 
 @pytest.fixture(scope="module")
-def model(folder: Path) -> mlxgen.Model:
-    return mlxgen.load(str(folder))
+def oracle(config_dict: Callable[..., dict[str, Any]]) -> Any:
+    config = config_dict(n_positions=N_POSITIONS)
+    weights = oracles.random_weights(GPT2Config.from_dict({"model_type": "gpt2", **config}))
+    return oracles.torch_model(config, weights)
 
 
-@pytest.fixture(scope="module")
-def oracle(folder: Path) -> GPT2LMHeadModel:
-    return GPT2LMHeadModel.from_pretrained(folder).eval()
-
-
-def tiny_model(folder: Path, n_positions: int = N_POSITIONS) -> Path:
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {piece: index for index, piece in enumerate([*alphabet, "th", "the", "Ġthe", "<|endoftext|>"])}
-    merges = [("t", "h"), ("th", "e"), ("Ġ", "the")]
-    tokenizer = Tokenizer(models.BPE(vocabulary, merges))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(["<|endoftext|>"])
-    tokenizer.save(str(folder / "tokenizer.json"))
-    end = vocabulary["<|endoftext|>"]
-    torch.manual_seed(1)
-    config = GPT2Config(
-        vocab_size=end + 1,
-        n_positions=n_positions,
-        n_embd=32,
-        n_layer=2,
-        n_head=4,
-        initializer_range=0.3,
-        bos_token_id=end,
-        eos_token_id=end,
-    )
-    GPT2LMHeadModel(config).save_pretrained(folder)
-    return folder
-
-
-def guide(oracle: GPT2LMHeadModel, ids: list[int], size: int, stride: int) -> tuple[float, int]:
+def guide(oracle: Any, ids: list[int], size: int, stride: int) -> tuple[float, int]:
     """The loop of transformers' perplexity guide: perplexity, and how many tokens it scored."""
     total, count, previous = 0.0, 0, 0
     for begin in range(0, len(ids), stride):
@@ -80,7 +53,7 @@ TEXT = "Once upon a time there was the king of a country. He had the horse; the 
 
 @pytest.mark.parametrize("stride", [1, 7, 16, 31, 32])
 def test_perplexity_of_a_long_text_is_that_of_transformers_for_the_same_windows(
-    model: mlxgen.Model, oracle: GPT2LMHeadModel, stride: int
+    model: mlxgen.Model, oracle: Any, stride: int
 ) -> None:
     start = model.config.bos_token_id
     assert start is not None
@@ -93,7 +66,7 @@ def test_perplexity_of_a_long_text_is_that_of_transformers_for_the_same_windows(
         assert ours.loss == pytest.approx(math.log(perplexity), rel=1e-4)
 
 
-def test_each_token_has_its_log_probability_and_rank(model: mlxgen.Model, oracle: GPT2LMHeadModel) -> None:
+def test_each_token_has_its_log_probability_and_rank(model: mlxgen.Model, oracle: Any) -> None:
     ids = model.tokenizer.encode("the king said")
     with torch.no_grad():
         logits = oracle(torch.tensor([[model.config.bos_token_id, *ids]])).logits[0, :-1]
@@ -164,7 +137,7 @@ def test_text_without_a_token_to_score_is_refused(model: mlxgen.Model) -> None:
     with pytest.raises(OptionError, match="nothing to score"):
         mlxgen.score(model, "")
     with pytest.raises(OptionError, match="single token"):
-        mlxgen.score(model, "the", bos=False)
+        mlxgen.score(model, [5], bos=False)
     with pytest.raises(OptionError, match="outside the vocabulary"):
         mlxgen.score(model, [10**6])
 
