@@ -7,8 +7,8 @@ change it.
 
 import codecs
 import re
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 from mlxgen.stop import unfinished
 
@@ -87,6 +87,8 @@ class WindowText:
 
     The window starts with tokens whose text is settled, so that the first token's special treatment falls on
     them, and at a place where no character was half done. It moves on whenever the text is certain again.
+    The one known exception is GPT-SW3's, which puts a space before text already given out when a special token
+    follows it: the space is left out then.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str], is_byte: Callable[[int], bool]) -> None:
@@ -102,9 +104,10 @@ class WindowText:
             return ""  # a run of byte pieces is decoded as one: a bad byte at its end spoils all of it
         text = self._decode(self._ids)
         sure = text.rstrip(NOT_A_CHARACTER)
-        if not sure.startswith(self._shown):
+        at = sure.find(self._shown)  # 0, but for a decoder that edits what it gave before
+        if at < 0:
             return ""
-        new = sure[len(self._shown) :]
+        new = sure[at + len(self._shown) :]
         self._shown = sure
         if sure == text:
             self._move(text)
@@ -120,6 +123,36 @@ class WindowText:
         if tail and text.endswith(tail):
             self._ids, self._shown = newest, tail
         self._settled = len(self._ids)
+
+
+class WholeText:
+    """A decoder that can still change its first character at the last token: all its text comes at the end."""
+
+    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
+        self._decode = decode
+        self._ids: list[int] = []
+
+    def add(self, token: int) -> str:
+        self._ids.append(token)
+        return ""
+
+    def rest(self) -> str:
+        return self._decode(self._ids)
+
+
+def is_local(decoder: Mapping[str, Any]) -> bool:
+    """Whether a token changes only the text around it, as in every decoder in use for language models.
+
+    decoder: the tokenizers library's description. It is not so where the joined text is edited once more.
+    """
+    joined = False
+    for step in decoder["decoders"] if decoder.get("type") == "Sequence" else [decoder]:
+        kind = step.get("type")
+        one_character = kind == "Replace" and len(step.get("pattern", {}).get("String", "")) == 1
+        if kind in ("CTC", "Sequence") or (joined and kind not in ("Fuse", "Strip") and not one_character):
+            return False
+        joined = joined or kind in ("Fuse", "ByteLevel")
+    return True
 
 
 class Replacer:

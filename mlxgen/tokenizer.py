@@ -15,7 +15,16 @@ from typing import Any
 
 import tokenizers
 
-from mlxgen.detokenizer import BYTE_PIECE, ByteText, StreamingDecoder, WindowText, clean_up_spaces
+from mlxgen.detokenizer import (
+    BYTE_PIECE,
+    ByteText,
+    StreamingDecoder,
+    TextSource,
+    WholeText,
+    WindowText,
+    clean_up_spaces,
+    is_local,
+)
 from mlxgen.errors import ModelError, OptionError
 from mlxgen.tokenizer_files import add_tokens, chat_template, opened, read_json, read_settings
 
@@ -43,6 +52,7 @@ class Tokenizer:
     n_embeddings: rows of the model's embedding, where known. Ids below it that the vocabulary leaves out (an
     embedding padded to a round size) decode to "". A base vocabulary larger than it is a ModelError; added
     tokens beyond it (a padding token that the model never learned) are refused when a text uses them.
+    bos_token_id, eos_token_id: None where there is none that the model knows.
     """
 
     def __init__(
@@ -62,8 +72,9 @@ class Tokenizer:
             )
         self._backend = backend
         self._clean_up = clean_up
-        self.bos_token_id = bos_token_id
-        self.eos_token_id = eos_token_id
+        embedded = n_embeddings or 2**31
+        self.bos_token_id = bos_token_id if bos_token_id is not None and bos_token_id < embedded else None
+        self.eos_token_id = eos_token_id if eos_token_id is not None and eos_token_id < embedded else None
         self.chat_template = chat_template
         self.n_embeddings = n_embeddings
 
@@ -105,11 +116,14 @@ class Tokenizer:
 
     def stream(self, context: Sequence[int] = ()) -> StreamingDecoder:
         """A decoder for tokens that arrive one by one after ``context``."""
-        kind = self._backend.decoder
-        if kind.get("type") == "ByteLevel":
-            source: ByteText | WindowText = ByteText(self._backend.piece)
+        decoder = self._backend.decoder
+        source: TextSource
+        if decoder.get("type") == "ByteLevel":
+            source = ByteText(self._backend.piece)
+        elif not is_local(decoder):
+            source = WholeText(self._backend.decode)
         else:
-            bytes_fall_back = '"ByteFallback"' in json.dumps(kind)
+            bytes_fall_back = '"ByteFallback"' in json.dumps(decoder)
             source = WindowText(self._backend.decode, self._is_byte if bytes_fall_back else lambda _: False)
         return StreamingDecoder(source, self._check, self._clean_up, context)
 
@@ -117,7 +131,10 @@ class Tokenizer:
         return BYTE_PIECE.fullmatch(self._backend.piece(token) or "") is not None
 
     def _check(self, token: int) -> int:
-        token = operator.index(token)
+        try:
+            token = operator.index(token)
+        except TypeError:
+            raise OptionError(f"a token id must be a whole number, not {token!r}") from None
         known = 0 <= token < 2**31 and (
             token < (self.n_embeddings or 0) or self._backend.piece(token) is not None or token < self.vocab_size
         )
@@ -152,11 +169,12 @@ def load_tokenizer(folder: Path, *, n_embeddings: int | None = None) -> Tokenize
             f"no tokenizer in {folder}: expected tokenizer.json, or vocab.json with merges.txt, "
             f"or one of {', '.join(OTHER_VOCABULARIES)}"
         )
+    if kind == "GPT2Tokenizer" or (not kind and library.token_to_id(END_OF_TEXT) is not None):
+        defaults = dict.fromkeys(("bos_token", "eos_token", "unk_token"), END_OF_TEXT)
+        settings = defaults | {role: value for role, value in settings.items() if value is not None}
     specials = add_tokens(library, folder, settings)
     if library.get_vocab_size(with_added_tokens=False) == 0:
         raise ModelError(f"the tokenizer in {folder} has an empty vocabulary: download it again")
-    if kind in ("", "GPT2Tokenizer"):
-        specials = {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT} | specials
     decoder = json.loads(library.decoder.__getstate__()) if library.decoder is not None else {}
     is_bpe = isinstance(library.model, tokenizers.models.BPE)
     forced = settings.get("clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output")

@@ -25,35 +25,44 @@ def read_settings(folder: Path) -> dict[str, Any]:
 
 
 def add_tokens(library: tokenizers.Tokenizer, folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
-    """Add the tokens the folder's other files name, in transformers' order. Returns the text of the special ones."""
-    by_role = {
+    """Add the tokens that the folder's other files name, in transformers' order, which decides their ids.
+
+    Returns the text of each special token by its role ("eos_token").
+    """
+    roles = {
         role: _added_token(value, folder, special=True)
         for role, value in settings.items()
         if role.endswith("_token") and value and not isinstance(value, bool)
     }
     extra = settings.get("extra_special_tokens") or settings.get("additional_special_tokens") or []
     extra = extra.values() if isinstance(extra, dict) else extra
-    special = [by_role[role] for role in SPECIAL_TOKENS if role in by_role]
-    special += [token for role, token in by_role.items() if role not in SPECIAL_TOKENS]
+    special = [roles[role] for role in SPECIAL_TOKENS if role in roles]
     special += [_added_token(value, folder, special=True) for value in extra]
-    names = {token.content for token in special}
+    special += [token for role, token in roles.items() if role not in SPECIAL_TOKENS]
+    library.add_tokens(_listed_tokens(folder, settings, {token.content for token in special}))
+    for token in special:
+        known = {added.content for added in library.get_added_tokens_decoder().values()}
+        if token.content not in known:  # adding it again would replace its flags
+            library.add_special_tokens([token])
+    return {role: token.content for role, token in roles.items()}
+
+
+def _listed_tokens(folder: Path, settings: Mapping[str, Any], special: set[str]) -> list[tokenizers.AddedToken]:
+    """The added tokens that come with a number, in that order; the library numbers them from its own end on."""
     listed = settings.get("added_tokens_decoder")
     older = folder / "added_tokens.json"
+    numbered: list[tuple[int, tokenizers.AddedToken]] = []
     try:
         if listed is not None:
             numbered = [(int(at), _added_token(value, folder, special=False)) for at, value in listed.items()]
         elif older.is_file():
             numbered = [
-                (int(at), tokenizers.AddedToken(text, special=text in names, normalized=text not in names))
+                (int(at), tokenizers.AddedToken(text, special=text in special, normalized=text not in special))
                 for text, at in read_json(older).items()
             ]
-        else:
-            numbered = []
     except (AttributeError, TypeError, ValueError):
         raise ModelError(f"the list of added tokens in {folder} is not readable: download it again") from None
-    library.add_tokens([token for _, token in sorted(numbered, key=operator.itemgetter(0))])
-    library.add_special_tokens(special)
-    return {role: token.content for role, token in by_role.items()}
+    return [token for _, token in sorted(numbered, key=operator.itemgetter(0))]
 
 
 def _added_token(value: Any, folder: Path, *, special: bool) -> tokenizers.AddedToken:
