@@ -47,7 +47,7 @@ def describe(name: str, revision: str | None = None) -> dict[str, Any]:
     folder = resolve(name, revision)
     config = read_config(folder)
     layout = match(read_headers(folder), config)
-    tokenizer = load_tokenizer(folder)
+    tokenizer = load_tokenizer(folder, n_embeddings=config.vocab_size)
     types: Counter[str] = Counter()
     for source in layout.sources.values():
         types[source.tensor.dtype] += math.prod(source.tensor.shape)
