@@ -57,7 +57,7 @@ class Head(click.ParamType[tuple[int, int]]):
 @click.option("--json", "as_json", is_flag=True, help="One JSON object with every number.")
 @click.option("-q", "--quiet", is_flag=True, help="Nothing on standard error but errors.")
 @click.pass_context
-def trace(ctx: click.Context, prompt: str | None, **given: Any) -> None:
+def trace(ctx: click.Context, /, prompt: str | None, **given: Any) -> None:
     """Generate from PROMPT as `mlxgen generate` does, and show each step in its five stages: the context, the
     transformer and its cache, the logits, how the rules make a choice of them, and what is appended.
 

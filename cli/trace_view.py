@@ -36,8 +36,13 @@ def show(trace: Trace, *, rows: int, pause: bool) -> None:
 
 def visible(text: str) -> str:
     """A token's text with its spaces and line breaks shown, and nothing in it that a terminal would obey."""
+    return "".join(VISIBLE.get(character, harmless(character)) for character in text)
+
+
+def harmless(text: str) -> str:
+    """The text as it is, but for characters that a terminal would obey."""
     return "".join(
-        VISIBLE.get(character, character if character.isprintable() else character.encode("unicode_escape").decode())
+        character if character.isprintable() or character in "\n\t" else character.encode("unicode_escape").decode()
         for character in text
     )
 
@@ -168,7 +173,7 @@ def _append(trace: Trace, step: TracedStep) -> Text:
 def _show_end(console: Console, trace: Trace) -> None:
     console.rule("Text", align="left", characters="─")
     prompt = "".join(token.text for token in trace.prompt_tokens) if not isinstance(trace.prompt, str) else trace.prompt
-    console.print(Text(prompt).append(trace.text, style="bold"))
+    console.print(Text(harmless(prompt)).append(harmless(trace.text), style="bold"))
     console.print(f"({trace.finish_reason}; seed {trace.seed}; {_power(_total(trace))})", style="dim")
 
 
