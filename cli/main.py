@@ -20,6 +20,8 @@ COMMANDS = {
     "chat": "mlxgen.cli.chat:chat",
     "trace": "mlxgen.cli.trace:trace",
     "convert": "mlxgen.cli.convert:convert",
+    "batch": "mlxgen.cli.batch:batch",
+    "score": "mlxgen.cli.score:score",
     "info": "mlxgen.cli.info:info",
     "doctor": "mlxgen.cli.doctor:doctor",
     "models": "mlxgen.cli.models:models",

@@ -78,14 +78,17 @@ def batch(
 
 def outcomes(
     model: Model,
-    prompts: Iterable[str | Sequence[int] | Request],
+    prompts: Iterable[str | Sequence[int] | Request | MlxgenError],
     *,
     batch_size: int | None = None,
     ordered: bool = False,
     num_samples: int = 1,
     **options: Unpack[Options],
 ) -> Iterator[BatchGeneration | Failure]:
-    """As batch(), but a prompt that cannot be answered gives a Failure, and the others go on."""
+    """As batch(), but a prompt that cannot be answered gives a Failure, and the others go on.
+
+    An error in a prompt's place is its Failure, in its turn.
+    """
     if "progress" in options:
         raise OptionError("progress is not an option of a batch; count its answers")
     Session(model, **_shared(options))  # raises for what no prompt could have
@@ -189,10 +192,13 @@ def _run(
 
 
 def _rows(
-    model: Model, prompts: Iterable[str | Sequence[int] | Request], num_samples: int, options: Options
+    model: Model, prompts: Iterable[str | Sequence[int] | Request | MlxgenError], num_samples: int, options: Options
 ) -> Iterator[Row | Failure]:
     """The prompts' rows, each with its first choice sent off. A prompt is processed when its first row is asked for."""
     for index, prompt in enumerate(prompts):
+        if isinstance(prompt, MlxgenError):
+            yield Failure(index, prompt)
+            continue
         request = prompt if isinstance(prompt, Request) else Request(prompt)
         try:
             yield from _samples(model, index, request, num_samples, options)

@@ -27,8 +27,8 @@ class Score:
 
     tokens: the text's ids, without the context and the start token. logprobs: natural logs, one a token. ranks: 1 where
     the token was the model's first choice, ties going to the lower id. Both are None for a token that nothing in its
-    window precedes: the first one without a start token, and the first of each window when the stride is a whole window.
-    n_bytes: length of the text in UTF-8.
+    window precedes: the first one without a start token, and a window's first when the stride is a whole window.
+    n_bytes: length in UTF-8 of what was scored.
     """
 
     text: str
@@ -62,7 +62,7 @@ class Score:
 
     @property
     def bits_per_byte(self) -> float:
-        """Bits for each byte of the text: comparable between models of different vocabularies."""
+        """Bits for each byte scored: comparable between models of different vocabularies."""
         return -self.total / math.log(2) / self.n_bytes
 
 
@@ -98,11 +98,11 @@ def score(
 ) -> Score:
     """Score a text or token ids: log-probability and rank of each token, given all before it.
 
-    context: what comes before the text and is not scored itself; it is tokenized on its own. bos: without a context, the
-    first token is conditioned on the model's start token (GPT-2's end token); False leaves it unscored.
-    stride: a text longer than the position table is read in windows of the table's length, each this many tokens further
-    (at least 1, at most the table; by default half of it). Smaller strides give each token more context, and take
-    longer. progress is called with (tokens done, tokens in all).
+    context: what comes before the text and is not scored itself; it is tokenized on its own. bos: without a context,
+    the first token is conditioned on the model's start token (GPT-2's end token); False leaves it unscored.
+    stride: a text longer than the position table is read in windows of the table's length, each this many tokens
+    further (at least 1, at most the table; by default half of it). Smaller strides give each token more context, and
+    take longer. progress is called with (tokens done, tokens in all).
     Raises OptionError for bad options, ids outside the vocabulary and text without a token to score.
     """
     size = model.config.n_positions
@@ -118,7 +118,8 @@ def score(
         raise OptionError("a single token has nothing before it to be scored by; give a context, or the start token")
     logprobs, ranks = _score_tokens(model, before + tokens, len(before), stride, progress)
     shown = text if isinstance(text, str) else model.tokenizer.decode(tokens)
-    return Score(shown, tokens, logprobs, ranks, n_bytes=len(shown.encode()))
+    unscored = [model.tokenizer.decode([t]) for t, logprob in zip(tokens, logprobs, strict=True) if logprob is None]
+    return Score(shown, tokens, logprobs, ranks, n_bytes=len(shown.encode()) - len("".join(unscored).encode()))
 
 
 def _ids(model: Model, text: str | Sequence[int]) -> list[int]:
@@ -169,7 +170,7 @@ def _score_tokens(
 
 
 def _look_up(logits: mx.array, targets: mx.array) -> tuple[mx.array, mx.array]:
-    """Log-probability and rank (from 1, ties to the lower id) of each target: logits [L, V], targets [L] -> [L] each."""
+    """Log-probability and rank (from 1, ties to the lower id) of each target: [L, V], [L] -> [L] each."""
     own = mx.take_along_axis(logits, targets[:, None], axis=-1)  # [L, 1]
     better = mx.sum(logits > own, axis=-1)
     level = mx.sum((logits == own) & (mx.arange(logits.shape[-1]) < targets[:, None]), axis=-1)
