@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
     from mlxgen.conversation import Conversation
     from mlxgen.generate import Generation
     from mlxgen.loop import Step
+
+
+# Characters with which a model could move the cursor, or worse, become the sign for an unknown one.
+CONTROL = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 
 
 class Stopped(Exception):
@@ -42,7 +47,7 @@ class Answerer:
             steps = begin()
             turn = conversation.turns[-1]
             recorder = Recorder(turn.user, session.tokens[session.processed :], turn.seed)
-            shown = _Shown(conversation.template.speaks)
+            shown = _Shown(conversation.template.speaks, sys.stdout.isatty())
             try:
                 for step in steps:
                     recorder.add(step)
@@ -106,12 +111,14 @@ class Answerer:
 
 
 class _Shown:
-    """An answer's text without the space that stands before it."""
+    """An answer's text as it is shown: without the space before it, and on a terminal without control characters."""
 
-    def __init__(self, strip: bool) -> None:
-        self._strip = strip
+    def __init__(self, strip: bool, on_terminal: bool) -> None:
+        self._strip, self._on_terminal = strip, on_terminal
 
     def of(self, text: str) -> str:
+        if self._on_terminal:
+            text = text.translate(CONTROL)
         if self._strip:
             text = text.lstrip()
             self._strip = not text

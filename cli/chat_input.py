@@ -83,7 +83,7 @@ def _history(path: Path | None) -> History:
 
 
 def _keys() -> KeyBindings:
-    """Enter sends; Alt-Enter, Ctrl-J or a backslash before Enter begins another line."""
+    """Enter sends; Alt-Enter, or a backslash before Enter, begins another line."""
     keys = KeyBindings()
 
     @keys.add("enter")
@@ -96,7 +96,6 @@ def _keys() -> KeyBindings:
             buffer.validate_and_handle()
 
     @keys.add("escape", "enter")
-    @keys.add("c-j")
     def new_line(event: KeyPressEvent) -> None:
         event.current_buffer.newline(copy_margin=False)
 

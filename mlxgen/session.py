@@ -88,7 +88,7 @@ class Session:
         self.tokens: list[int] = []
         self.unknown = 0  # positions before the tokens, from a file that does not say which tokens they were
         self.processed = 0  # how many of the tokens the cache covers
-        self.computed = 0  # positions put through the network so far, over the whole life of the session
+        self.computed = 0  # positions put through the network in the session's life, but for look-aheads taken back
         self.slides = 0  # how often the context slid
         self.slide: Slide | None = None  # the newest slide that the cache shows
         self.max_kv_size, self.cache_keep = max_kv_size, keep
@@ -213,7 +213,7 @@ class Session:
         if not self.tokens:
             raise OptionError("the context is empty; extend the session first")
         if self.processed == len(self.tokens):  # nothing new: the last token's logits are wanted again
-            self.take_back()
+            self._take_out(1)
         end = len(self.tokens)
         ahead = self._last_slide(end)
         todo = (self._restart(ahead) if ahead else []) + self.tokens[self.processed : end]
@@ -248,8 +248,9 @@ class Session:
         return self.model.decoder.head(hidden[:, -1])
 
     def take_back(self) -> None:
-        """Take the newest processed token out of the cache: it counts as not yet processed."""
+        """Take the newest processed token out of the cache, as if it had never been processed: for the look-ahead."""
         self._take_out(1)
+        self.computed -= 1
 
     def _run(self, ids: mx.array) -> mx.array:
         """The next positions through every layer: ids [1, L] -> [1, L, D]."""
