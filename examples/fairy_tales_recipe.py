@@ -29,7 +29,7 @@ CLIP_NORM = 1.0
 Ids = npt.NDArray[np.int64]
 
 
-def arguments(description: str, argv: list[str] | None = None) -> argparse.Namespace:
+def options(description: str) -> argparse.ArgumentParser:
     """The options of both scripts; the defaults are the recipe of the bundled model."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--train", type=Path, required=True, help=f"tales, a line {END} between two")
@@ -47,8 +47,7 @@ def arguments(description: str, argv: list[str] | None = None) -> argparse.Names
     parser.add_argument("--adam-lr", type=float, default=2e-3, help="for all other parameters")
     parser.add_argument("--weight-decay", type=float, default=0.05, help="of the blocks' matrices")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--compile", action="store_true", help="compile the step (on a CPU: needs a C++ compiler)")
-    return parser.parse_args(argv)
+    return parser
 
 
 @dataclass(frozen=True, slots=True)

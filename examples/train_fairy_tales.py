@@ -19,7 +19,6 @@ Muon trains the blocks' matrices, AdamW everything else. Every choice is seeded.
 goes on from the checkpoint as if it had never stopped.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 
 # mlxgen comes before MLX, to load a fast BLAS on Linux.
@@ -39,10 +38,10 @@ from fairy_tales_recipe import (
     Batches,
     Ids,
     Progress,
-    arguments,
     bits_per_character,
     config,
     is_matrix,
+    options,
     prepare,
     rate,
     write_folder,
@@ -116,7 +115,7 @@ def restore(checkpoint: Path, decoder: GPT2, optimizer: optim.MultiOptimizer) ->
 
 
 def main(argv: list[str] | None = None) -> None:
-    args = arguments(str(__doc__).splitlines()[0], argv)
+    args = options(str(__doc__).splitlines()[0]).parse_args(argv)
     data = prepare(args)
     decoder = GPT2(GPT2Config.from_dict(config(data, args)))
     initialise(decoder, mx.random.key(args.seed))
@@ -135,14 +134,11 @@ def main(argv: list[str] | None = None) -> None:
         return nn.losses.cross_entropy(logits, ids[:, 1:], reduction="mean")
 
     gradient_of = nn.value_and_grad(decoder, loss)
-    state = [decoder.state, optimizer.state]
 
     def update(ids: mx.array, key: mx.array) -> mx.array:
         nats, gradients = gradient_of(ids, key)
         optimizer.update(decoder, clip(gradients))
         return nats
-
-    train: Callable[[mx.array, mx.array], mx.array] = update
 
     def validate() -> float:
         def losses(ids: Ids) -> npt.NDArray[np.float32]:
@@ -153,16 +149,13 @@ def main(argv: list[str] | None = None) -> None:
 
     checkpoint = args.out / "checkpoint.npz"
     step = restore(checkpoint, decoder, optimizer)
-    if args.compile:
-        state = [decoder.state, optimizer.state]
-        train = mx.compile(update, inputs=state, outputs=state)
     size = sum(p.size for _, p in tree_flatten(decoder.parameters()))
     batches, progress = Batches(data, args), Progress(data, args, step, size)
     end = min(data.total, args.stop_at or data.total)
     while step < end and not progress.interrupted.is_set():
         for part, base in zip(optimizer.optimizers, (args.muon_lr, args.adam_lr), strict=True):
             part.learning_rate = base * rate(step, data.total)
-        nats = train(mx.array(batches(step)), mx.random.key((args.seed << 32) + step))  # a graph so far
+        nats = update(mx.array(batches(step)), mx.random.key((args.seed << 32) + step))  # a graph so far
         mx.eval(nats, decoder.state, optimizer.state)  # forward, backward and update happen here
         step += 1
         progress(step, nats.item())

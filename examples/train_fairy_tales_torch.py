@@ -24,9 +24,9 @@ from fairy_tales_recipe import (
     Batches,
     Ids,
     Progress,
-    arguments,
     bits_per_character,
     is_matrix,
+    options,
     prepare,
     rate,
     write_folder,
@@ -130,7 +130,9 @@ def restore(checkpoint: Path, model: GPT2, optimizers: list[torch.optim.Optimize
 
 
 def main(argv: list[str] | None = None) -> None:
-    args = arguments(str(__doc__).splitlines()[0], argv)
+    parser = options(str(__doc__).splitlines()[0])
+    parser.add_argument("--compile", action="store_true", help="torch.compile, which needs a C++ compiler")
+    args = parser.parse_args(argv)
     data = prepare(args)
     torch.manual_seed(args.seed)
     model = GPT2(data.tokenizer.get_vocab_size(), args)

@@ -32,31 +32,18 @@ SMALL = [
     *("--layers", "2", "--width", "64", "--context", "32", "--batch", "2"),
     *("--steps", "16", "--adam-lr", "0.05", "--seed", "3"),
 ]
-    "--layers",
-    "2",
-    "--width",
-    "64",
-    "--context",
-    "32",
-    "--batch",
-    "2",
-    "--steps",
-    "16",
-    "--adam-lr",
-    "0.05",
-    "--seed",
-    "3",
-]
 
 
 @pytest.fixture(autouse=True)
 def as_found() -> Iterator[None]:
     """The scripts import their shared module from beside them and take over Ctrl-C."""
-    handler = signal.getsignal(signal.SIGINT)
+    handler, threads = signal.getsignal(signal.SIGINT), torch.get_num_threads()
+    torch.set_num_threads(1)  # these networks are too small to share out
     sys.path.insert(0, str(EXAMPLES))
     yield
     sys.path.remove(str(EXAMPLES))
     signal.signal(signal.SIGINT, handler)
+    torch.set_num_threads(threads)
 
 
 def script(name: str) -> ModuleType:
@@ -87,7 +74,7 @@ def test_the_loss_falls_and_the_folder_opens(name, corpus, tmp_path, capsys):
 
     model = mlxgen.load(str(tmp_path / "run"))
     recipe = script("fairy_tales_recipe")
-    data = recipe.prepare(recipe.arguments("", [*corpus, "--out", str(tmp_path / "run")]))
+    data = recipe.prepare(recipe.options("").parse_args([*corpus, "--out", str(tmp_path / "run")]))
 
     def nats(ids: np.ndarray) -> np.ndarray:
         logits = torch.tensor(np.array(model.decoder(mx.array(ids[:, :-1]))[0], np.float32))
