@@ -11,6 +11,7 @@ import mlx.core as mx
 
 from mlxgen.errors import OptionError
 from mlxgen.samplers import Sampling, apply_bias, apply_penalties, apply_rules, draw, greedy
+from mlxgen.softmax import log_softmax, softmax
 
 LogitsProcessor = Callable[[mx.array, mx.array], mx.array]
 
@@ -21,8 +22,9 @@ class Choice:
 
     token: mx.array  # uint32 [1]
     logprob: mx.array  # float32 [1], under the model itself
-    finite: mx.array  # bool [], whether all logits are numbers
+    finite: mx.array  # bool [], whether all logits are numbers, and processors and bias left some token
     top: tuple[mx.array, ...]  # the candidates' ids, log-probabilities, and probabilities under the rules, each [N]
+    from_model: mx.array  # bool [], whether the logits were numbers as they came out of the model
 
 
 class Chooser:
@@ -51,8 +53,8 @@ class Chooser:
     def __call__(self, logits: mx.array) -> Choice:
         """Choose from logits [1, V] of any float type."""
         logits = logits.astype(mx.float32)
-        total = mx.logsumexp(logits, axis=-1)  # [1]
-        ruled = self._adjust(logits)
+        logprobs = log_softmax(logits)  # [1, V]
+        ruled = adjusted = self._adjust(logits)
         if self._sampling.greedy:
             token = greedy(ruled)
             ruled = apply_rules(ruled, self._sampling) if self._candidates else ruled
@@ -63,9 +65,11 @@ class Chooser:
             self._tokens = mx.concatenate([self._tokens, token.astype(mx.int32)])
         if self._counts is not None:
             self._counts = self._counts.at[mx.array([0]), token].add(1)
-        logprob = mx.take_along_axis(logits, token[:, None], axis=-1)[:, 0] - total
-        finite = mx.isfinite(total[0]) & (mx.min(logits) > -mx.inf)
-        return Choice(token, logprob, finite, self._top(logits, total, ruled))
+        logprob = mx.take_along_axis(logprobs, token[:, None], axis=-1)[:, 0]
+        finite = from_model = mx.all(mx.isfinite(logprobs))
+        if adjusted is not logits:  # -inf may leave out tokens, but not all of them
+            finite = from_model & mx.isfinite(mx.max(adjusted)) & ~mx.any(mx.isnan(adjusted))
+        return Choice(token, logprob, finite, self._top(logits, logprobs, ruled), from_model)
 
     def _next_key(self) -> mx.array:
         self._key, key = mx.random.split(self._key)
@@ -80,11 +84,11 @@ class Chooser:
             logits = apply_bias(logits, self._sampling.logit_bias)
         return logits
 
-    def _top(self, logits: mx.array, total: mx.array, ruled: mx.array) -> tuple[mx.array, ...]:
+    def _top(self, logits: mx.array, logprobs: mx.array, ruled: mx.array) -> tuple[mx.array, ...]:
         if not self._candidates:
             return ()
         ids = mx.argsort(-logits, axis=-1)[0, : self._candidates]
-        return ids, logits[0, ids] - total, mx.softmax(ruled, axis=-1)[0, ids]
+        return ids, logprobs[0, ids], softmax(ruled)[0, ids]
 
 
 def token_counts(context: Sequence[int], vocab_size: int) -> mx.array:

@@ -122,14 +122,24 @@ def steps(
 
 def _next_choice(session: Session, choose: Chooser, choice: Choice) -> Choice:
     """Send the chosen token, which nobody has read yet, through the network, and choose again."""
-    following = choose(session.process(choice.token))
-    mx.async_eval(following.token, following.logprob, following.finite, *following.top)
+    logits = session.process(choice.token)
+    try:
+        following = choose(logits)
+        mx.async_eval(following.token, following.logprob, following.finite, *following.top)
+    except BaseException:  # a caller's processor failed, or Ctrl-C
+        session.take_back()
+        raise
     return following
 
 
 def _read(choice: Choice, index: int) -> int:
     """Wait for the chosen token."""
     if not choice.finite.item():
+        if choice.from_model.item():
+            raise NumericError(
+                f"step {index}: the logits processors or logit_bias left no token, or made a logit NaN or +inf;"
+                " let them leave at least one finite logit"
+            )
         raise NumericError(
             f"step {index}: the logits are not finite (NaN or infinite): the weights are damaged, or their type"
             " overflows; check the checkpoint, or convert it with --dtype float32"

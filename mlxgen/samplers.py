@@ -14,8 +14,10 @@ from typing import Any
 import mlx.core as mx
 
 from mlxgen.errors import OptionError
+from mlxgen.softmax import softmax, total_before
 
 INF = float("inf")
+SMALLEST, LARGEST = 1e-30, 1e30  # options beyond these could become 0 or infinite in float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,7 @@ def apply_bias(logits: mx.array, bias: Mapping[int, float]) -> mx.array:
 
 def apply_temperature(logits: mx.array, temperature: float) -> mx.array:
     """Divide by the temperature (> 0): below 1 sharpens, above 1 flattens."""
-    return logits if temperature == 1 else logits / temperature
+    return logits if temperature == 1 else logits / max(temperature, SMALLEST)
 
 
 def apply_top_k(logits: mx.array, k: int) -> mx.array:
@@ -120,9 +122,9 @@ def apply_top_p(logits: mx.array, p: float) -> mx.array:
     if p == 1:
         return logits
     order = mx.argsort(-logits, axis=-1)  # [B, V], best first; the sort is stable, so ties keep their order
-    probs = mx.softmax(mx.take_along_axis(logits, order, axis=-1), axis=-1)
-    ahead = mx.cumsum(probs, axis=-1) - probs  # probability of all better candidates
-    kept = (ahead < p) & (probs > 0)
+    probs = softmax(mx.take_along_axis(logits, order, axis=-1))
+    ahead = total_before(probs)  # probability of all better candidates
+    kept = (ahead < max(p, SMALLEST)) & (probs > 0)
     kept = mx.put_along_axis(mx.zeros_like(kept), order, kept, axis=-1)  # back in order of token id
     return mx.where(kept, logits, -INF)
 
@@ -160,7 +162,7 @@ def draw(logits: mx.array, key: mx.array) -> mx.array:
 
 
 def _finite(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST  # False for NaN
 
 
 def _whole(value: object) -> bool:
