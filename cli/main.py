@@ -23,6 +23,7 @@ COMMANDS = {
     "batch": "mlxgen.cli.batch:batch",
     "score": "mlxgen.cli.score:score",
     "info": "mlxgen.cli.info:info",
+    "bench": "mlxgen.cli.bench:bench",
     "doctor": "mlxgen.cli.doctor:doctor",
     "models": "mlxgen.cli.models:models",
 }
