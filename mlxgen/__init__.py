@@ -6,10 +6,16 @@ import of MLX: an optimised BLAS must be in the process first (see mlxgen.backen
 
 import importlib
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from mlxgen import backend
+
+# In a checkout the other two parts stand beside this folder. An installed copy has them inside.
+_here = Path(__file__).parent
+if not (_here / "weights").is_dir() and (_here.parent / "weights" / "load.py").is_file():
+    __path__.append(str(_here.parent))
 
 __version__ = "0.1.0"
 

@@ -112,7 +112,8 @@ class GPT2(nn.Module):
     """GPT-2 with its output head: `decoder(ids)` with ids [B, L] gives logits [B, L, V].
 
     cache: one entry a layer, any object of mlx-lm's cache protocol (ours, or mlx-lm's own); it is updated in place.
-    Raises ContextError when a position past the table of n_positions would be read.
+    Raises ContextError when a position past the table of n_positions would be read. Where a cache has an offset for
+    each row (batches), the caller sees to that: there a position past the table reads its last vector.
     """
 
     def __init__(self, config: GPT2Config) -> None:

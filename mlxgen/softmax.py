@@ -25,20 +25,18 @@ def log_softmax(logits: mx.array) -> mx.array:
 
 def total(x: mx.array) -> mx.array:
     """The sum of each row: float32 [..., V] -> [..., 1]."""
-    blocks, rest = _split(x)
-    return mx.sum(mx.sum(blocks, axis=-1), axis=-1, keepdims=True) + mx.sum(rest, axis=-1, keepdims=True)
+    return mx.sum(mx.sum(_blocks(x), axis=-1), axis=-1, keepdims=True)
 
 
 def total_before(x: mx.array) -> mx.array:
     """The sum of what stands before each entry of a row: float32 [..., V] -> [..., V], the first 0."""
-    blocks, rest = _split(x)
-    sums = mx.sum(blocks, axis=-1)  # [..., V // BLOCK]
-    within = mx.cumsum(blocks, axis=-1, inclusive=False) + mx.cumsum(sums, axis=-1, inclusive=False)[..., None]
-    last = mx.cumsum(rest, axis=-1, inclusive=False) + mx.sum(sums, axis=-1, keepdims=True)
-    return mx.concatenate([within.reshape(*x.shape[:-1], -1), last], axis=-1)
+    blocks = _blocks(x)
+    before = mx.cumsum(mx.sum(blocks, axis=-1), axis=-1, inclusive=False)  # [..., blocks]
+    within = mx.cumsum(blocks, axis=-1, inclusive=False)
+    return (within + before[..., None]).reshape(*x.shape[:-1], -1)[..., : x.shape[-1]]
 
 
-def _split(x: mx.array) -> tuple[mx.array, mx.array]:
-    """A row as whole blocks [..., V // BLOCK, BLOCK] and what is left of it."""
-    n = x.shape[-1] // BLOCK
-    return x[..., : n * BLOCK].reshape(*x.shape[:-1], n, BLOCK), x[..., n * BLOCK :]
+def _blocks(x: mx.array) -> mx.array:
+    """A row as blocks [..., ceil(V / BLOCK), BLOCK], the last one filled up with zeros."""
+    padded = mx.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % BLOCK)])
+    return padded.reshape(*x.shape[:-1], -1, BLOCK)
