@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import mlx.core as mx
 
-from mlxgen.errors import OptionError
+from mlxgen.errors import OptionError, check_whole
 
 GROWTH = 256  # positions added when a buffer is full: few reallocations, little waste
 
@@ -109,8 +109,8 @@ class RotatingKVCache:
     """
 
     def __init__(self, max_size: int, keep: int = 0) -> None:
-        if keep < 0:
-            raise OptionError(f"keep must be 0 or more, not {keep}")
+        check_whole("keep", keep, 0)
+        check_whole("max_kv_size", max_size, 1)
         if max_size <= keep:
             raise OptionError(f"max_kv_size must be larger than keep ({keep}), not {max_size}")
         self.max_size, self.keep = max_size, keep

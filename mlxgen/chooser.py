@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from mlxgen.errors import OptionError
-from mlxgen.samplers import Sampling, apply_bias, apply_penalties, apply_rules, draw, greedy
+from mlxgen.errors import OptionError, check_whole
+from mlxgen.samplers import Sampling, apply_bias, apply_penalties, apply_rules, check_bias, draw, greedy
 from mlxgen.softmax import log_softmax, softmax
 
 LogitsProcessor = Callable[[mx.array, mx.array], mx.array]
@@ -31,7 +31,7 @@ class Chooser:
     """Applies one request's sampling rules step after step, and splits its key once a step.
 
     context: the tokens before the first choice, for penalties and processors. candidates: how many of the most
-    probable tokens each choice reports.
+    probable tokens each choice reports. Raises OptionError.
     """
 
     def __init__(
@@ -44,6 +44,11 @@ class Chooser:
         processors: Sequence[LogitsProcessor] = (),
         candidates: int = 0,
     ) -> None:
+        check_whole("logprobs", candidates, 0)
+        if not isinstance(processors, Sequence) or not all(map(callable, processors)):
+            raise OptionError("logits_processors must be a list of callables (tokens, logits) -> logits")
+        if sampling.logit_bias:
+            check_bias(sampling.logit_bias, vocab_size)
         self._sampling, self._processors = sampling, tuple(processors)
         self._candidates = min(candidates, vocab_size)
         self._key = mx.random.key(seed)

@@ -19,3 +19,9 @@ class ContextError(MlxgenError, ValueError):
 
 class NumericError(MlxgenError, ArithmeticError):
     """Logits that are not finite."""
+
+
+def check_whole(name: str, value: object, least: int) -> None:
+    """Raise OptionError unless the option's value is a whole number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise OptionError(f"{name} must be a whole number of at least {least}, not {value!r}")

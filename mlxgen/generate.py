@@ -10,11 +10,12 @@ from typing import TypedDict, Unpack
 import mlx.core as mx
 
 from mlxgen.chooser import Chooser, LogitsProcessor, checked_seed
-from mlxgen.errors import OptionError
+from mlxgen.errors import OptionError, check_whole
 from mlxgen.loop import Candidate, FinishReason, Step, steps
 from mlxgen.model import Model
 from mlxgen.samplers import Sampling
 from mlxgen.session import Overflow, Progress, Session
+from mlxgen.stop import StopText
 
 MAX_TOKENS = 256
 
@@ -149,26 +150,22 @@ def generate(model: Model, prompt: str | Sequence[int] = "", **options: Unpack[O
     return recorder.finish()
 
 
-def session_steps(
-    session: Session, options: Options, chooser: Callable[..., Chooser] = Chooser
-) -> Iterator[Step]:
+def session_steps(session: Session, options: Options, chooser: Callable[..., Chooser] = Chooser) -> Iterator[Step]:
     """The loop on a session, with its request's options checked before any work. chooser: who applies the rules."""
     model = session.model
     if unknown := set(options) - set(Options.__annotations__):
         raise OptionError(f"unknown option {min(unknown)!r}; the options are {', '.join(Options.__annotations__)}")
-    max_tokens, candidates = options.get("max_tokens", MAX_TOKENS), options.get("logprobs", 0)
-    if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 1:
-        raise OptionError(f"max_tokens must be a whole number of at least 1, not {max_tokens!r}")
-    if candidates < 0:
-        raise OptionError(f"logprobs must be 0 or more, not {candidates}")
+    max_tokens = options.get("max_tokens", MAX_TOKENS)
+    check_whole("max_tokens", max_tokens, 1)
     stop = options.get("stop", ())
+    StopText(stop)  # raises here, and not at the first step
     choose = chooser(
         Sampling(**_of(options, SAMPLING)),
         checked_seed(options.get("seed")),
         session.tokens,
         model.config.vocab_size,
         processors=options.get("logits_processors") or (),
-        candidates=candidates,
+        candidates=options.get("logprobs", 0),
     )
     return steps(
         session,

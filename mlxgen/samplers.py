@@ -40,9 +40,9 @@ class Sampling:
         if not _finite(self.temperature) or self.temperature < 0:
             raise OptionError(f"temperature must be 0 (greedy) or a positive number, not {self.temperature}")
         if self.top_k is not None and (not _whole(self.top_k) or self.top_k < 1):
-            raise OptionError(f"top_k must be a whole number of at least 1, not {self.top_k}")
+            raise OptionError(f"top_k must be a whole number of at least 1, or None (off), not {self.top_k}")
         if self.top_p is not None and not (_finite(self.top_p) and 0 < self.top_p <= 1):
-            raise OptionError(f"top_p must be above 0 and at most 1, not {self.top_p}")
+            raise OptionError(f"top_p must be above 0 and at most 1, or None (off), not {self.top_p}")
         if self.min_p is not None and not (_finite(self.min_p) and 0 <= self.min_p <= 1):
             raise OptionError(f"min_p must be between 0 and 1, not {self.min_p}")
         if self.repetition_penalty is not None and not (
@@ -90,12 +90,15 @@ def apply_penalties(logits: mx.array, counts: mx.array, sampling: Sampling) -> m
 
 def apply_bias(logits: mx.array, bias: Mapping[int, float]) -> mx.array:
     """Add a number to some tokens' logits; -inf bans a token. Raises OptionError for an id outside the vocabulary."""
-    V = logits.shape[-1]
-    for token in bias:
-        if token >= V:
-            raise OptionError(f"logit_bias names token {token}, but the vocabulary ends at {V - 1}")
+    check_bias(bias, logits.shape[-1])
     ids = mx.array(list(bias), dtype=mx.int32)
     return logits.at[..., ids].add(mx.array(list(bias.values()), dtype=logits.dtype))
+
+
+def check_bias(bias: Mapping[int, float], vocab_size: int) -> None:
+    """Raise OptionError for an id outside the vocabulary."""
+    if (highest := max(bias, default=0)) >= vocab_size:
+        raise OptionError(f"logit_bias names token {highest}, but the vocabulary ends at {vocab_size - 1}")
 
 
 def apply_temperature(logits: mx.array, temperature: float) -> mx.array:

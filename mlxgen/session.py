@@ -19,7 +19,7 @@ import mlx.core as mx
 from mlx.utils import tree_map
 
 from mlxgen.cache import make_cache
-from mlxgen.errors import ContextError, OptionError
+from mlxgen.errors import ContextError, OptionError, check_whole
 from mlxgen.model import Model
 
 if TYPE_CHECKING:
@@ -76,10 +76,8 @@ class Session:
         half = model.config.n_positions // 2
         if overflow not in ("stop", "slide"):
             raise OptionError(f'overflow must be "stop" or "slide", not {overflow!r}')
-        if prefill_chunk < 1:
-            raise OptionError(f"prefill_chunk must be at least 1, not {prefill_chunk}")
-        if keep < 0:
-            raise OptionError(f"keep must be 0 or more, not {keep}")
+        check_whole("prefill_chunk", prefill_chunk, 1)
+        check_whole("keep", keep, 0)
         if overflow == "slide" and keep >= half:
             raise OptionError(f"keep must be below half the position table ({half}) to slide, not {keep}")
         self.model, self.overflow, self.prefill_chunk = model, overflow, prefill_chunk

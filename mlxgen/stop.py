@@ -26,6 +26,8 @@ class StopText:
     """
 
     def __init__(self, stops: str | Sequence[str] = ()) -> None:
+        if not isinstance(stops, Iterable):
+            raise OptionError(f"a stop text must be text, not {stops!r}")
         self._stops = (stops,) if isinstance(stops, str) else tuple(stops)
         for stop in self._stops:
             if not isinstance(stop, str):
