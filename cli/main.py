@@ -14,18 +14,18 @@ import click
 from mlxgen import __version__
 from mlxgen.errors import MlxgenError, OptionError
 
-# name -> module and command in it. A module imports nothing heavy at its top: --help imports them all.
+# name -> module and command in it, and its line in --help, which thus imports none of them.
 COMMANDS = {
-    "generate": "mlxgen.cli.generate:generate",
-    "chat": "mlxgen.cli.chat:chat",
-    "trace": "mlxgen.cli.trace:trace",
-    "convert": "mlxgen.cli.convert:convert",
-    "batch": "mlxgen.cli.batch:batch",
-    "score": "mlxgen.cli.score:score",
-    "info": "mlxgen.cli.info:info",
-    "bench": "mlxgen.cli.bench:bench",
-    "doctor": "mlxgen.cli.doctor:doctor",
-    "models": "mlxgen.cli.models:models",
+    "generate": ("mlxgen.cli.generate:generate", "Continue a prompt."),
+    "chat": ("mlxgen.cli.chat:chat", "A conversation that stays open."),
+    "trace": ("mlxgen.cli.trace:trace", "See why each token was chosen."),
+    "convert": ("mlxgen.cli.convert:convert", "Make an MLX folder of a GPT-2 checkpoint."),
+    "batch": ("mlxgen.cli.batch:batch", "Answer many prompts at once."),
+    "score": ("mlxgen.cli.score:score", "How likely is a text."),
+    "info": ("mlxgen.cli.info:info", "Layers, parameters, memory, tokenizer of a model."),
+    "bench": ("mlxgen.cli.bench:bench", "Tokens per second, memory, beside a peer's."),
+    "doctor": ("mlxgen.cli.doctor:doctor", "Device, BLAS, versions, hub, and what is slow and why."),
+    "models": ("mlxgen.cli.models:models", "The models on this machine, and the known names."),
 }
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
@@ -40,10 +40,14 @@ class Program(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module, _, name = COMMANDS[cmd_name].partition(":")
+        module, _, name = COMMANDS[cmd_name][0].partition(":")
         command = getattr(importlib.import_module(module), name)
         assert isinstance(command, click.Command)
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
         with failures_told():

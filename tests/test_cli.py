@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
@@ -454,7 +455,9 @@ def test_info_as_text_and_its_failures(folder: str, tmp_path: Path) -> None:
 def test_every_command_has_help(name: str) -> None:
     result = run(name, "--help")
     assert result.exit_code == 0 and result.stdout.startswith("Usage:")
-    assert name in run("--help").stdout
+    command = main.get_command(click.Context(main), name)
+    assert command is not None and command.get_short_help_str(limit=200) == COMMANDS[name][1]
+    assert f"  {name}" in run("--help").stdout and COMMANDS[name][1] in run("--help").stdout
 
 
 def test_help_imports_nothing_heavy() -> None:
