@@ -14,7 +14,7 @@ from mlxgen.errors import OptionError, check_whole
 from mlxgen.loop import Candidate, FinishReason, Step, steps
 from mlxgen.model import Model
 from mlxgen.samplers import Sampling
-from mlxgen.session import Overflow, Progress, Session
+from mlxgen.session import Overflow, Progress, Session, token_ids
 from mlxgen.stop import StopText
 
 MAX_TOKENS = 256
@@ -84,7 +84,7 @@ class Recorder:
     """Collects a request's steps into a Generation. Made before the first step, so that it can time the prompt."""
 
     def __init__(self, prompt: str | Sequence[int], prompt_tokens: Sequence[int], seed: int) -> None:
-        self._prompt = prompt if isinstance(prompt, str) else list(prompt)
+        self._prompt = prompt if isinstance(prompt, str) else [int(token) for token in prompt]
         self._prompt_tokens, self._seed = list(prompt_tokens), seed
         self._steps: list[Step] = []
         self._start = self._first = self._last = time.perf_counter()
@@ -116,7 +116,7 @@ class Recorder:
 
 def prompt_ids(model: Model, prompt: str | Sequence[int]) -> list[int]:
     """The prompt's token ids. An empty prompt starts from the model's start token, as transformers does."""
-    ids = model.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+    ids = token_ids(model, prompt)
     if ids:
         return ids
     start = model.config.bos_token_id

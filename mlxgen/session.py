@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import copy
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack, cast
 
 import mlx.core as mx
 from mlx.utils import tree_map
@@ -122,13 +123,13 @@ class Session:
         Text is tokenized by itself: no token spans the place where it was added. Raises ContextError when it does not
         fit, OptionError for ids outside the vocabulary; the session then stays as it was.
         """
-        ids = self._checked(addition)
+        ids = token_ids(self.model, addition)
         self._check_room(len(self.tokens) + len(ids))
         self.tokens.extend(ids)
 
     def reset_to(self, prompt: str | Sequence[int]) -> None:
         """Make the prompt the whole context, keeping what the cache holds of a beginning that both share."""
-        ids = self._checked(prompt)
+        ids = token_ids(self.model, prompt)
         self._check_room(len(ids))
         pairs = enumerate(zip(self.tokens, ids, strict=False))
         shared = next((at for at, (old, new) in pairs if old != new), min(len(self.tokens), len(ids)))
@@ -310,14 +311,6 @@ class Session:
         self.processed, self.slide, self.slides = slide.at, slide, self.slides + 1
         return self.tokens[: slide.keep] + self.tokens[slide.start : slide.at]
 
-    def _checked(self, addition: str | Sequence[int]) -> list[int]:
-        ids = self.model.tokenizer.encode(addition) if isinstance(addition, str) else list(addition)
-        size = self.model.config.vocab_size
-        for token in ids:
-            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < size:
-                raise OptionError(f"token id {token!r} is outside the vocabulary (0 to {size - 1})")
-        return ids
-
     def _check_room(self, length: int) -> None:
         length += self.unknown
         if self.overflow == "stop" and length > self.model.config.n_positions:
@@ -331,6 +324,20 @@ class Session:
         if self._given is not None:
             return list(copy.deepcopy(self._given))
         return list(make_cache(self.model.config.n_layer, self.max_kv_size, self.cache_keep))
+
+
+def token_ids(model: Model, prompt: object) -> list[int]:
+    """The ids of text, or of a list or array of ids. Raises OptionError for anything else, or ids of no token."""
+    if isinstance(prompt, bytes) or not isinstance(prompt, Iterable):
+        raise OptionError(f"a prompt must be text or a list of token ids, not {type(prompt).__name__}")
+    ids: list[Any] = model.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+    if isinstance(prompt, mx.array):
+        ids = cast(list[Any], prompt.tolist())
+    size = model.config.vocab_size
+    for token in ids:
+        if isinstance(token, bool) or not isinstance(token, Integral) or not 0 <= token < size:
+            raise OptionError(f"token id {token!r} is outside the vocabulary (0 to {size - 1})")
+    return [int(token) for token in ids]
 
 
 def _copied(layer: Any) -> Any:
