@@ -29,7 +29,8 @@ class Model:
 def load(name: str = "fairy-tales", *, revision: str | None = None) -> Model:
     """Open a model: "fairy-tales" (bundled), a local folder, a hub id, or an alias such as "gpt2".
 
-    revision: a branch, tag or commit on the hub. What is missing is downloaded into huggingface_hub's cache. Raises ModelError with the reason and the way out.
+    revision: a branch, tag or commit on the hub. What is missing is downloaded into huggingface_hub's cache. Raises
+    ModelError with the reason and the way out.
     """
     from mlxgen.weights import open_model
 

@@ -139,7 +139,7 @@ def test_a_config_of_2019(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("entries", "told"),
     [
-        ({"n_layer": 3}, r"missing transformer\.h\.2\.ln_1\.weight, .* and 9 more"),
+        ({"n_layer": 3}, r"missing transformer\.h\.2\.ln_1\.weight, .*transformer\.h\.2\.mlp\.c_proj\.bias"),
         ({"n_layer": 1}, r"unexpected transformer\.h\.1\."),
         ({"vocab_size": 2_000_000}, r"wte\.weight is \[97, 64\] where config\.json says \[2000000, 64\]"),
         ({"n_inner": 100}, r"c_fc\.weight is \[64, 256\] where config\.json says \[64, 100\]"),
@@ -231,6 +231,34 @@ def test_only_the_layers_with_scales_are_packed(tmp_path: Path) -> None:
 
 
 # --- whole models
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_tied_head_stored_packed_once_more_is_still_tied(tmp_path: Path, packed: bool) -> None:
+    theirs().save_pretrained(tmp_path)
+    quantize(tmp_path, "affine", 32, 8)
+    plain = open_decoder(tmp_path, packed=packed)(mx.array(IDS))
+    file = tmp_path / "model.safetensors"
+    weights = dict(mx.load(str(file)))
+    for part in ("weight", "scales", "biases"):
+        weights[f"lm_head.{part}"] = mx.array(weights[f"model.wte.{part}"])
+    mx.save_safetensors(str(file), weights)
+    decoder = open_decoder(tmp_path, packed=packed)
+    assert decoder.config.tie_word_embeddings
+    assert mx.array_equal(decoder(mx.array(IDS)), plain)
+
+
+def test_elsewhere_a_few_weights_of_another_type_take_that_of_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mlxgen.backend.compute_dtype", lambda stored: stored)
+    model = theirs().half()
+    for name, module in model.named_modules():
+        if "ln_" in name:
+            module.float()
+    model.save_pretrained(tmp_path)
+    types = {array.dtype for _, array in tree_flatten(open_decoder(tmp_path).parameters())}
+    assert types == {mx.float16}
 
 
 def save_tokenizer(folder: Path, end: int = 96) -> None:

@@ -118,7 +118,9 @@ def _fetch(repo: str, revision: str | None, pickled: bool) -> Path:
     try:
         if constants.HF_HUB_OFFLINE:
             raise errors.OfflineModeIsEnabled()
-        listing = huggingface_hub.HfApi(library_name="mlxgen").model_info(repo, revision=revision)
+        listing = huggingface_hub.HfApi(library_name="mlxgen").model_info(
+            repo, revision=revision, timeout=constants.HF_HUB_ETAG_TIMEOUT
+        )
         all_files = [file.rfilename for file in listing.siblings or []]
         files = wanted_files(all_files, pickled=pickled)
         _check_listing(repo + at, files, all_files)

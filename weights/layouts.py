@@ -24,7 +24,7 @@ HEAD, EMBEDDING = "lm_head.weight", "model.wte.weight"
 PRODUCTS = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
 MASKS = re.compile(r"h\.\d+\.attn\.(masked_)?bias")  # the causal mask, once stored as if it were a weight
 FLOATS = ("F32", "F16", "BF16")
-SHOWN = 3  # names of each kind that an error lists
+SHOWN = 30  # names of each kind that an error lists
 
 
 @dataclass(frozen=True, slots=True)

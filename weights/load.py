@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from mlxgen.config import GPT2Config, Quantization, read_config, read_json, toke
 from mlxgen.errors import ModelError
 from mlxgen.weights.headers import read_headers
 from mlxgen.weights.hub import resolve
-from mlxgen.weights.layouts import EMBEDDING, HEAD, Layout, match
+from mlxgen.weights.layouts import HEAD, Layout, match
 
 if TYPE_CHECKING:
     from mlxgen.decoder import GPT2
@@ -43,8 +44,8 @@ def open_decoder(folder: Path, *, packed: bool | None = None) -> GPT2:
     """The decoder with the weights of a folder, checked against the config before anything is allocated.
 
     packed: whether quantized layers stay packed. The default keeps them packed on Metal and unpacks them on the
-    CPU backend, where products of packed weights are slow. Other weights are float32 on the CPU backend, else as
-    stored. Raises ModelError.
+    CPU backend, where products of packed weights are slow. Other weights are float32 on the CPU backend, else of
+    the type that most of them are stored in. Raises ModelError.
     """
     from mlxgen.decoder import GPT2
 
@@ -54,22 +55,24 @@ def open_decoder(folder: Path, *, packed: bool | None = None) -> GPT2:
     except ModelError as error:
         where = "" if str(error).startswith(str(folder)) else f"{folder}: "
         raise ModelError(f"{where}{error}") from None
-    stored = _read(layout)
+    stored, packing = _read(layout), dict(layout.packed)
     if config.tie_word_embeddings and HEAD in stored:
-        head = stored.pop(HEAD)
         # As in transformers: what the config calls tied is tied only where the two are equal.
-        if not mx.array_equal(head, stored[EMBEDDING]).item():
-            stored[HEAD] = head
+        if _head_is_embedding(stored):
+            stored = {target: array for target, array in stored.items() if not target.startswith("lm_head.")}
+            packing.pop("lm_head", None)
+        else:
             config = replace(config, tie_word_embeddings=False)
     if packed is None:
         packed = not backend.on_cpu()
     if not packed:
-        for path, entry in layout.packed.items():
+        for path, entry in packing.items():
             stored[f"{path}.weight"] = _unpack(stored, path, entry)
     decoder = GPT2(config)
-    if packed and layout.packed:
-        _pack_modules(decoder, layout)
-    decoder.load_weights([(target, _cast(array)) for target, array in stored.items()], strict=True)
+    if packed and packing:
+        _pack_modules(decoder, packing)
+    dtype = backend.compute_dtype(_main_type(stored.values()))
+    decoder.load_weights([(target, _cast(array, dtype)) for target, array in stored.items()], strict=True)
     decoder.eval()
     try:
         mx.eval(decoder.parameters())
@@ -124,11 +127,18 @@ def _unpack(stored: dict[str, mx.array], path: str, entry: Quantization) -> mx.a
     return mx.dequantize(weight, scales, biases, group_size=entry.group_size, bits=entry.bits, mode=entry.mode)
 
 
-def _pack_modules(decoder: GPT2, layout: Layout) -> None:
+def _head_is_embedding(stored: dict[str, mx.array]) -> bool:
+    """Whether the output head, with all its parts where it is packed, equals the word embedding."""
+    head = {target: array for target, array in stored.items() if target.startswith("lm_head.")}
+    pairs = ((array, stored.get(target.replace("lm_head", "model.wte"))) for target, array in head.items())
+    return all(other is not None and mx.array_equal(array, other).item() for array, other in pairs)
+
+
+def _pack_modules(decoder: GPT2, packing: Mapping[str, Quantization]) -> None:
     """Put quantized modules in the place of exactly the layers whose weights are packed."""
 
     def choose(path: str, module: nn.Module) -> bool | dict[str, Any]:
-        entry = layout.packed.get(path)
+        entry = packing.get(path)
         if entry is None:
             return False
         return {"group_size": entry.group_size, "bits": entry.bits, "mode": entry.mode}
@@ -136,10 +146,18 @@ def _pack_modules(decoder: GPT2, layout: Layout) -> None:
     nn.quantize(decoder, class_predicate=choose)
 
 
-def _cast(array: mx.array) -> mx.array:
+def _main_type(arrays: Iterable[mx.array]) -> mx.Dtype:
+    """The floating type that most numbers are stored in: one type for all keeps products from mixing two."""
+    sizes: Counter[mx.Dtype] = Counter()
+    for array in arrays:
+        if mx.issubdtype(array.dtype, mx.floating):
+            sizes[array.dtype] += array.size
+    return max(sizes, key=lambda dtype: sizes[dtype])
+
+
+def _cast(array: mx.array, dtype: mx.Dtype) -> mx.array:
     """A weight in the type to compute in; the packed ones, which are integers, as they are."""
-    floating = mx.issubdtype(array.dtype, mx.floating)
-    return array.astype(backend.compute_dtype(array.dtype)) if floating else array
+    return array.astype(dtype) if mx.issubdtype(array.dtype, mx.floating) else array
 
 
 def _line(error: BaseException) -> str:
