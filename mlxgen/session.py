@@ -335,7 +335,7 @@ def token_ids(model: Model, prompt: object) -> list[int]:
         ids = cast(list[Any], prompt.tolist())
     size = model.config.vocab_size
     for token in ids:
-        if isinstance(token, bool) or not isinstance(token, Integral) or not 0 <= token < size:
+        if isinstance(token, bool) or not isinstance(token, Integral) or not 0 <= int(token) < size:
             raise OptionError(f"token id {token!r} is outside the vocabulary (0 to {size - 1})")
     return [int(token) for token in ids]
 
