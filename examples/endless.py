@@ -1,0 +1,43 @@
+"""Text without end: many times more tokens than the model has positions, in constant memory and at a constant speed.
+
+    python examples/endless.py [TOKENS] [MODEL]
+
+When the position table is full and one more token has to be processed, the context slides: the cache is rebuilt
+from the first `keep` tokens and the newest of the others, half a table in all. So no position past the table is
+ever read, and the price of a slide is spread over half a table of tokens.
+"""
+
+import sys
+import time
+
+# mlxgen comes before MLX, to load a fast BLAS on Linux.
+import mlxgen
+
+# isort: split
+import mlx.core as mx
+
+KEEP = 4
+PROMPT = "Once upon a time"
+
+total = int(sys.argv[1]) if len(sys.argv) > 1 else 20_000
+model = mlxgen.load(sys.argv[2] if len(sys.argv) > 2 else "fairy-tales")
+session = mlxgen.Session(model, keep=KEEP, overflow="slide")
+
+lap = max(1, total // 20)  # a thousand of 20,000
+clock = time.perf_counter()
+peaks, speeds, highest = [], [], 0
+print(f"{'tokens':>8} {'tokens/s':>9} {'peak memory':>12} {'cache':>6} {'slides':>6}")
+for step in session.stream(PROMPT, max_tokens=total, seed=1, ignore_eos=True):
+    highest = max(highest, session.cache[0].offset - 1)  # the highest position read so far
+    if (step.index + 1) % lap == 0:
+        now = time.perf_counter()
+        speeds.append(lap / (now - clock))
+        peaks.append(mx.get_peak_memory() / 1e6)
+        done, clock = step.index + 1, now
+        print(f"{done:8,} {speeds[-1]:9.1f} {peaks[-1]:9.2f} MB {step.cache_length:6} {session.slides:6}", flush=True)
+
+n = model.config.n_positions
+print(f"Highest position read: {highest}, of a table of {n} (0 to {n - 1}).")
+if len(peaks) > 2:
+    print(f"Peak memory, end against {2 * lap:,} tokens: {100 * (peaks[-1] / peaks[1] - 1):+.2f} %.")
+    print(f"Speed, last {lap:,} tokens against the second {lap:,}: {100 * (speeds[-1] / speeds[1] - 1):+.1f} %.")
