@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mlxgen.cli.options import generation, generation_options, model_options
+from mlxgen.cli.options import generation, generation_options, model_options, open_model
 
 if TYPE_CHECKING:
     from mlxgen.batch import BatchGeneration, Request
@@ -90,9 +90,8 @@ def batch(ctx: click.Context, source: str, **given: Any) -> None:
     options.pop("logprobs", None)  # here it is not a number of candidates
 
     def prepare() -> Work:
-        import mlxgen
 
-        model = mlxgen.load(given["model"], revision=given["revision"])
+        model = open_model(given)
         return lambda lines, ordered: answers(model, lines, ordered, options, given)
 
     process(

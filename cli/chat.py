@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mlxgen.cli.options import generation, generation_options, model_options, output_options
+from mlxgen.cli.options import generation, generation_options, model_options, open_model, output_options
 from mlxgen.cli.output import chatty, say
 from mlxgen.errors import MlxgenError
 
@@ -60,7 +60,7 @@ def chat(ctx: click.Context, /, **given: Any) -> None:
     options: Any = generation(ctx, given)
     settings = {name: options.pop(name) for name in SESSION if name in options}
     seed = options.pop("seed", None)
-    model = mlxgen.load(given["model"], revision=given["revision"])
+    model = open_model(given)
     template = choose_template(model, given["template"])
     session = mlxgen.Session(model, **settings)
     keep = settings.get("keep") or None

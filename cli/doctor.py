@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from mlxgen.cli.output import size, write, write_json
+from mlxgen.errors import OptionError
 
 PACKAGES = ("mlxgen", "mlx", "mlx-lm", "tokenizers", "huggingface-hub", "transformers", "torch")
 
@@ -51,7 +52,11 @@ def examine(offline: bool) -> dict[str, Any]:
 
     from mlxgen import backend
 
-    blas = backend.blas()
+    blas, trouble = None, []
+    try:
+        blas = backend.blas()
+    except OptionError as error:
+        trouble.append(str(error))
     reached = None if offline or constants.HF_HUB_OFFLINE else _reached(constants.ENDPOINT)
     versions = {name: _version(name) for name in PACKAGES}
     return {
@@ -63,7 +68,7 @@ def examine(offline: bool) -> dict[str, Any]:
         "blas": blas,
         "versions": versions,
         "hub": {"address": constants.ENDPOINT, "reached": reached, "cache": constants.HF_HUB_CACHE},
-        "advice": _advice(backend.on_cpu(), blas, reached, versions),
+        "advice": trouble + _advice(backend.on_cpu(), blas, reached, versions),
     }
 
 
@@ -81,8 +86,6 @@ def _advice(on_cpu: bool, blas: str | None, reached: bool | None, versions: dict
         advice.append(
             "The hub was not reached; models that are cached, local or bundled still open. Check the network."
         )
-    if versions["torch"] is None:
-        advice.append('Checkpoints stored as .bin or .pt need torch to be converted: pip install "mlxgen[torch]".')
     return advice
 
 

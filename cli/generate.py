@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mlxgen.cli.options import generation, generation_options, model_options, output_options
+from mlxgen.cli.options import generation, generation_options, model_options, open_model, output_options
 from mlxgen.cli.output import chatty, prefill_bar, say, say_statistics, write, write_json
 from mlxgen.cli.prompt import read_prompt
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from mlxgen.loop import Step
     from mlxgen.model import Model
 
+FULL_HINT = "Hint: the prompt fills all {:,} positions of the model; --overflow slide goes on from there."
 SPACE_HINT = "Hint: the prompt ends in a space, but GPT-2's tokens begin with theirs: text goes better without it."
 
 
@@ -60,12 +61,18 @@ def generate(ctx: click.Context, /, prompt: str | None, **given: Any) -> None:
 
     text = read_prompt(prompt)
     options = generation(ctx, given)
+    if given["as_json"] and given["echo"]:
+        raise click.UsageError("--json has the prompt as a key of its own; leave out --echo")
+    if given["logprobs"] and given["quiet"] and not given["as_json"]:
+        raise click.UsageError(
+            "--logprobs goes to standard error, which --quiet keeps empty; give one of them, or --json"
+        )
     seeds = sample_seeds(given["seed"], given["num_samples"])
     quiet, as_json = given["quiet"], given["as_json"]
     talk = chatty(given["stats"], quiet)
     if talk and text.endswith(" "):
         say(SPACE_HINT)
-    model = mlxgen.load(given["model"], revision=given["revision"])
+    model = open_model(given)
     echo = given["echo"] if given["echo"] is not None else sys.stdout is not None and sys.stdout.isatty()
     options["progress"] = prefill_bar(quiet)
     for sample, seed in enumerate(seeds):
@@ -78,6 +85,8 @@ def generate(ctx: click.Context, /, prompt: str | None, **given: Any) -> None:
             record = _stream(model, text, options, text if echo else "")
             if options["logprobs"] and not quiet:
                 _say_candidates(model, record)
+        if record.finish_reason == "context" and not record.tokens and not quiet:
+            say(FULL_HINT.format(model.config.n_positions))
         if talk:
             say_statistics(record)
 

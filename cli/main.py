@@ -43,6 +43,12 @@ class Program(click.Group):
         module, _, name = COMMANDS[cmd_name][0].partition(":")
         command = getattr(importlib.import_module(module), name)
         assert isinstance(command, click.Command)
+        for option in command.params:
+            own = f"MLXGEN_{cmd_name}_".upper()
+            if option.name == "as_json":
+                option.envvar = own + "JSON"
+            elif option.envvar == "MLXGEN_MODEL":  # the command's own variable goes before the one for all
+                option.envvar = [own + "MODEL", "MLXGEN_MODEL"]
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -126,7 +132,7 @@ def _drop_output() -> None:
         "max_content_width": 100,
     },
 )
-@click.version_option(__version__, "-V", "--version", message="mlxgen %(version)s")
+@click.version_option(__version__, "-V", "--version", message="mlxgen %(version)s", allow_from_autoenv=False)
 def main() -> None:
     """Generate text with GPT-2 models on MLX.
 

@@ -11,6 +11,7 @@ from click.core import ParameterSource
 
 if TYPE_CHECKING:
     from mlxgen.generate import Options
+    from mlxgen.model import Model
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -42,6 +43,13 @@ class TokenBias(click.ParamType[tuple[int, float]]):
             return int(token), float(bias)
         except ValueError:
             self.fail(f"{value!r} is not a token id, an equals sign and a number, such as 50256=-5", param, ctx)
+
+
+class StopText(click.types.StringParamType):
+    """A stop text; from the environment, the whole value is one."""
+
+    def split_envvar_value(self, rv: str) -> list[str]:
+        return [rv]
 
 
 def _stop_texts(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
@@ -149,6 +157,7 @@ def generation_options(function: F, max_tokens: int = 256) -> F:
             ),
             click.option(
                 "--stop",
+                type=StopText(),
                 multiple=True,
                 callback=_stop_texts,
                 metavar="TEXT",
@@ -193,6 +202,17 @@ def output_options(function: F) -> F:
             click.option("-q", "--quiet", is_flag=True, help="Nothing on standard error but errors."),
         ],
     )
+
+
+def open_model(given: Mapping[str, Any]) -> Model:
+    """The model of `model_options`; with --quiet without the hub's progress bars."""
+    import mlxgen
+
+    if given.get("quiet"):
+        from huggingface_hub.utils import disable_progress_bars
+
+        disable_progress_bars()
+    return mlxgen.load(given["model"], revision=given["revision"])
 
 
 def generation(ctx: click.Context, given: Mapping[str, Any]) -> Options:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mlxgen.cli.options import model_options
+from mlxgen.cli.options import model_options, open_model
 from mlxgen.cli.output import on_terminal, write, write_json
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def score(source: str, **given: Any) -> None:
 
     import mlxgen
 
-    model = mlxgen.load(given["model"], revision=given["revision"])
+    model = open_model(given)
     found = mlxgen.score(model, text, **_options(given), progress=_bar(given["quiet"]))
     if given["as_json"]:
         write_json({"model": model.name, "text": found.text, **_entries(found, per_token=True)})
@@ -149,9 +149,8 @@ def _score_lines(source: str, given: Mapping[str, Any]) -> None:
     from mlxgen.cli.many import process
 
     def prepare() -> Work:
-        import mlxgen
 
-        model = mlxgen.load(given["model"], revision=given["revision"])
+        model = open_model(given)
         return lambda lines, _ordered: _outcomes(model, lines, given)
 
     process(

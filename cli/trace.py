@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mlxgen.cli.options import generation, generation_options, model_options
+from mlxgen.cli.options import generation, generation_options, model_options, open_model
 from mlxgen.cli.output import chatty, prefill_bar, say, size, write_json
 from mlxgen.cli.prompt import read_prompt
 
@@ -70,7 +70,7 @@ def trace(ctx: click.Context, /, prompt: str | None, **given: Any) -> None:
     options = generation(ctx, given)
     if given["open_page"] and not given["html"]:
         raise click.UsageError("--open shows the page that --html FILE writes; give a FILE", ctx)
-    model = mlxgen.load(given["model"], revision=given["revision"])
+    model = open_model(given)
     options["progress"] = prefill_bar(given["quiet"])
     steps = options.pop("max_tokens")
     record = mlxgen.trace(model, text, steps, lens=given["lens"], attention=given["attention"], **options)

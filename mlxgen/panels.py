@@ -18,7 +18,7 @@ FEW_ROWS = 8  # up to here the panels win
 def to_panels(weight: mx.array) -> mx.array:
     """A weight [out, in] as panels [ceil(out / 64), in, 64], the last one filled up with zeros."""
     n_out, n_in = weight.shape
-    padded = mx.pad(weight, ((0, -n_out % WIDTH), (0, 0)))
+    padded = mx.pad(weight, [(0, -n_out % WIDTH), (0, 0)])
     return mx.contiguous(padded.reshape(-1, WIDTH, n_in).transpose(0, 2, 1))
 
 
