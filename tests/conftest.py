@@ -17,6 +17,7 @@ from mlxgen.model import Model
 from mlxgen.tokenizer import Tokenizer, load_tokenizer
 
 from . import oracles
+from .small_hub import hub, no_network  # noqa: F401  (fixtures)
 
 settings.register_profile(
     "mlxgen", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]

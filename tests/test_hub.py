@@ -1,14 +1,9 @@
 """A model's name becomes a folder: the real huggingface_hub client against a small hub on this machine."""
 
-import json
 import os
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 from huggingface_hub import constants
@@ -16,116 +11,7 @@ from huggingface_hub import constants
 from mlxgen.errors import ModelError, OptionError
 from mlxgen.weights.hub import ALIASES, BUNDLED_FOLDER, resolve, wanted_files
 
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
-CONFIG = b'{"model_type": "gpt2", "n_embd": 8, "n_head": 2, "n_layer": 1}'
-WHOLE = {
-    ".gitattributes": b"-",
-    "README.md": b"# a model",
-    "config.json": CONFIG,
-    "generation_config.json": b"{}",
-    "tokenizer.json": b"{}",
-    "vocab.json": b"{}",
-    "merges.txt": b"#version: 0.2",
-    "model.safetensors": b"weights",
-    "pytorch_model.bin": b"the same, pickled",
-    "tf_model.h5": b"the same",
-    "onnx/config.json": b"{}",
-    "onnx/model.onnx": b"the same",
-}
-
-
-class Hub(ThreadingHTTPServer):
-    """The part of the hub's HTTP interface that a download uses. Keeps what was asked for."""
-
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Answer)
-        self.repos: dict[str, dict[str, bytes]] = {}
-        self.refusals: dict[str, tuple[int, str]] = {}  # repo -> status and the hub's error code
-        self.asked: list[str] = []
-
-    @property
-    def downloaded(self) -> set[str]:
-        marker = f"/resolve/{COMMIT}/"
-        return {path.partition(marker)[2] for path in self.asked if path.startswith("GET") and marker in path}
-
-
-class Answer(BaseHTTPRequestHandler):
-    server: Hub
-    protocol_version = "HTTP/1.1"
-
-    def do_GET(self) -> None:
-        path = self.path.partition("?")[0]
-        self.server.asked.append(f"{self.command} {path}")
-        parts = path.strip("/").split("/")
-        api = parts[:2] == ["api", "models"]
-        repo, rest = ("/".join(parts[2:4]), parts[4:]) if api else ("/".join(parts[:2]), parts[2:])
-        if repo in self.server.refusals:
-            status, code = self.server.refusals[repo]
-            return self.send(status, b"", {"X-Error-Code": code} if code else {})
-        files = self.server.repos.get(repo)
-        if files is None:
-            return self.send(404, b"", {"X-Error-Code": "RepoNotFound"})
-        if len(rest) > 1 and rest[1] not in ("main", COMMIT):
-            return self.send(404, b"", {"X-Error-Code": "RevisionNotFound"})
-        if api and rest[:1] == ["tree"]:
-            tree = [
-                {"type": "file", "path": name, "size": len(data), "oid": f"{i:040x}"}
-                for i, (name, data) in enumerate(files.items())
-            ]
-            return self.send(200, json.dumps(tree).encode(), {"Content-Type": "application/json"})
-        if api:
-            siblings = [{"rfilename": name} for name in files]
-            info = {"id": repo, "sha": COMMIT, "siblings": siblings, "tags": [], "downloads": 0}
-            return self.send(200, json.dumps(info).encode(), {"Content-Type": "application/json"})
-        name = "/".join(rest[2:])
-        if name not in files:
-            return self.send(404, b"", {"X-Error-Code": "EntryNotFound"})
-        tag = f"{list(files).index(name):040x}"
-        return self.send(200, files[name], {"ETag": f'"{tag}"', "X-Repo-Commit": COMMIT})
-
-    do_HEAD = do_GET
-
-    def send(self, status: int, body: bytes, headers: dict[str, str]) -> None:
-        self.send_response(status)
-        for key, value in headers.items():
-            self.send_header(key, value)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(body)
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
-    server = Hub()
-    server.repos["someone/tales"] = dict(WHOLE)
-    url = f"http://127.0.0.1:{server.server_port}"
-    monkeypatch.setattr(constants, "ENDPOINT", url)
-    template = f"{url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    for variable in ("HF_TOKEN", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
-        monkeypatch.delenv(variable, raising=False)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    monkeypatch.chdir(tmp_path)
-    yield server
-    server.shutdown()
-    server.server_close()
-
-
-@pytest.fixture
-def no_network(hub: Hub) -> Hub:
-    """The hub's address with nobody there."""
-    hub.shutdown()
-    hub.server_close()
-    return hub
+from .small_hub import COMMIT, CONFIG, WHOLE, Hub
 
 
 def refusal(name: str, revision: str | None = None) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from mlxgen import __version__
 from mlxgen.weights.checkpoint import Checkpoint
 
-KEPT = ("license", "license_name", "license_link", "language", "datasets")
+KEPT = ("license", "license_name", "license_link", "language", "datasets", "base_model")
 
 
 def card(checkpoint: Checkpoint, name: str, done: Sequence[str]) -> str:

@@ -134,7 +134,7 @@ def _fetch(repo: str, revision: str | None, pickled: bool) -> Path:
             raise ModelError(explain(repo, revision, error)) from None
         return folder
     try:
-        with _progress_bars():
+        with _quiet_log(), _progress_bars():
             # The config first: a model that cannot be opened is refused before its weights are downloaded.
             read_config(_snapshot(repo, revision, ["config.json"]))
             return _snapshot(repo, revision, files)
@@ -238,6 +238,19 @@ def _adapter_base(folder: Path) -> str:
 
 def _line(error: BaseException) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)[:200]
+
+
+@contextmanager
+def _quiet_log() -> Iterator[None]:
+    """Without huggingface_hub's warnings: it tries a broken download again by itself, and the last failure is told."""
+    from huggingface_hub.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import re
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,9 +45,11 @@ def read_pickle(file: Path) -> Any:
     try:
         with file.open("rb") as stream:
             mapped = stream.read(len(ZIP)) == ZIP  # before PyTorch 1.6 it was one pickle
-        return torch.load(str(file), map_location="cpu", weights_only=True, mmap=mapped)
     except OSError as error:
         raise ModelError(f"{file}: cannot be read ({error.strerror or error})") from None
+    try:
+        with warnings.catch_warnings(action="ignore"):  # of pickle protocols that this torch would not write
+            return torch.load(str(file), map_location="cpu", weights_only=True, mmap=mapped)
     except MemoryError:
         raise ModelError(f"{file}: does not fit into memory") from None
     except Exception as error:  # a damaged file fails in many ways

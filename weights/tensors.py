@@ -105,6 +105,12 @@ def jobs(weights: Weights, wish: Wish, warn: Callable[[str], None]) -> list[Job]
             f"groups of {wish.quantization.group_size} do not divide the model's rows of {weights.config.n_embd}, "
             "so nothing could be quantized; choose a smaller --group-size, or none"
         )
+    if wish.quantization:
+        group_size = wish.quantization.group_size
+        left = [name for name, shape in shapes.items() if len(shape) == 2 and shape[1] % group_size]
+        if left:
+            rows = f"groups of {group_size} do not divide their rows"
+            warn(f"{len(left)} layers stay unquantized, {left[0]} first: {rows}")
     return made
 
 

@@ -56,7 +56,7 @@ def compare(weights: Weights, folder: Path) -> Verification:
     tokens = mx.array(ids)
     before = _logits(_source_decoder(weights), tokens)
     after = _logits(open_decoder(folder), tokens)
-    difference = mx.abs(before - after).max().item()
+    difference = float(mx.abs(before - after).max())
     return Verification(len(ids), difference, _perplexity(before, tokens), _perplexity(after, tokens))
 
 
@@ -80,5 +80,5 @@ def _logits(decoder: GPT2, tokens: mx.array) -> mx.array:
 def _perplexity(logits: mx.array, tokens: mx.array) -> float:
     logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
     chosen = mx.take_along_axis(logprobs[:-1], tokens[1:, None], axis=-1)
-    loss = -chosen.mean().item()
+    loss = -float(chosen.mean())
     return math.exp(loss) if loss < 700 else math.inf

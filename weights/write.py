@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import mlx.core as mx
 
@@ -83,4 +83,5 @@ def _write(file: BinaryIO, part: Part, array: mx.array) -> None:
     mx.eval(array)
     if array.shape != part.shape or array.nbytes != part.nbytes:
         raise AssertionError(f"{part.name} is {array.shape} {array.dtype}, its header says {part.shape} {part.dtype}")
-    file.write(memoryview(array.view(mx.uint8)))
+    data: Any = array.view(mx.uint8)  # gives its memory away as a buffer, though its type does not say so
+    file.write(memoryview(data))
