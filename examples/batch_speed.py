@@ -10,9 +10,11 @@ import statistics
 import time
 
 import mlxgen  # first: it loads the BLAS
+
 import mlx.core as mx  # isort: skip
 from mlx.utils import tree_map_with_path
 
+from mlxgen import backend
 from mlxgen.batch import batch
 from mlxgen.config import GPT2Config
 from mlxgen.decoder import GPT2
@@ -46,6 +48,7 @@ def random_model() -> mlxgen.Model:
         )
     )
     mx.eval(decoder.parameters())
+    backend.prepare(decoder)  # as mlxgen.load does
     return mlxgen.Model("random", config, decoder, NoText(), frozenset())  # type: ignore[arg-type]
 
 
@@ -60,7 +63,7 @@ def tokens_per_second(model: mlxgen.Model, rows: int, n: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--tokens", type=int, default=32)
+    parser.add_argument("--tokens", type=int, default=64)
     wanted = parser.parse_args()
     model = random_model()
     tokens_per_second(model, ROWS, 2)  # warm up
@@ -70,9 +73,8 @@ def main() -> None:
         many.append(tokens_per_second(model, ROWS, wanted.tokens))
         ratios.append(many[-1] / one[-1])
         print(f"batch 1: {one[-1]:6.1f} tokens/s   batch {ROWS}: {many[-1]:6.1f} tokens/s   {ratios[-1]:.1f} times")
-    print(
-        f"medians: {statistics.median(one):.1f} and {statistics.median(many):.1f}, {statistics.median(ratios):.1f} times"
-    )
+    middle = [statistics.median(values) for values in (one, many, ratios)]
+    print("medians: {:.1f} and {:.1f} tokens/s, {:.1f} times".format(*middle))
 
 
 if __name__ == "__main__":
