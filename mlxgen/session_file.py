@@ -6,6 +6,7 @@ a file is believed: its header is checked before an array is read, then the mode
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
@@ -77,7 +78,8 @@ def write(session: Session, path: str | Path, notes: Mapping[str, Any] | None = 
     part = path.with_name(f".{path.stem}.{os.getpid()}.part{SUFFIX}")
     try:
         mx.save_safetensors(str(part), arrays, cast(dict[str, str], metadata))
-        _check_header(part)  # a full disk shows here
+        if not _is_whole(part):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         with part.open("rb+") as file:
             os.fsync(file.fileno())
         part.replace(path)
@@ -107,6 +109,8 @@ def read(path: str | Path, model: Model) -> tuple[Session, dict[str, Any]]:
         _refuse(path, f"it cannot be read ({str(error).splitlines()[0]})")
     try:
         own, classes, scalars = (tree_unflatten(list(metadata.items())) or [{}] * 3)[:3]
+        if not classes:
+            _refuse(path, "it holds weights or something else, and no prompt cache")
         states = _states(arrays, list(scalars)[1:])
         if "mlxgen" in own:
             _check_own(path, model, arrays, own)
@@ -273,6 +277,15 @@ def _check_header(path: Path) -> None:
         _refuse(path, "its header is damaged, or it is no session file")
     if max((end for _, end in spans), default=0) + 8 + length != size:
         _refuse(path, "it is cut short")
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether all that was written has arrived; it has not on a full disk."""
+    try:
+        _check_header(path)
+    except SessionFileError:
+        return False
+    return True
 
 
 def _digest(arrays: Mapping[str, mx.array], own: Mapping[str, str]) -> str:

@@ -7,50 +7,24 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
-import tokenizers
 from click.testing import CliRunner
-from mlx.utils import tree_flatten
 
 from mlxgen import load
 from mlxgen.cli.main import main
-from mlxgen.config import GPT2Config
 from mlxgen.conversation import Conversation
-from mlxgen.decoder import GPT2
 from mlxgen.errors import OptionError
 from mlxgen.model import Model
 from mlxgen.session import Session
 from mlxgen.session_file import SessionFileError
 from mlxgen.templates import TemplateError, choose_template
 
-END = "<|endoftext|>"
+from .byte_model import END, write_model
+
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 EOS_JOINED = "{% for message in messages %}{{ message.content }}{{ eos_token }}{% endfor %}"
-
-
-def write_model(folder: Path, *, template: str | None = None, **changes: int) -> Path:
-    """A random model of one layer whose tokens are bytes, as a folder in mlx-lm's layout."""
-    folder.mkdir(parents=True, exist_ok=True)
-    config = {"model_type": "gpt2", "vocab_size": 259, "n_positions": 128, "n_embd": 16, "n_layer": 1, "n_head": 2}
-    config |= {"bos_token_id": 256, "eos_token_id": 256} | changes
-    (folder / "config.json").write_text(json.dumps(config))
-    mx.random.seed(7)
-    decoder = GPT2(GPT2Config.from_dict(config))
-    weights = {name: mx.random.normal(weight.shape) for name, weight in tree_flatten(decoder.parameters())}
-    mx.save_safetensors(str(folder / "model.safetensors"), weights)
-    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    library = tokenizers.Tokenizer(tokenizers.models.BPE({piece: at for at, piece in enumerate(alphabet)}, []))
-    library.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    library.decoder = tokenizers.decoders.ByteLevel()
-    library.add_special_tokens([END, "<|im_start|>", "<|im_end|>"])
-    library.save(str(folder / "tokenizer.json"))
-    settings = {"eos_token": END, "bos_token": END, "tokenizer_class": "PreTrainedTokenizerFast"}
-    (folder / "tokenizer_config.json").write_text(
-        json.dumps(settings | ({"chat_template": template} if template else {}))
-    )
-    return folder
 
 
 @pytest.fixture(scope="module")

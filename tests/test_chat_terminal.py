@@ -11,13 +11,11 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import mlx.core as mx
 import pytest
-import tokenizers
-from mlx.utils import tree_flatten
 
-from mlxgen.config import GPT2Config
-from mlxgen.decoder import GPT2
+import mlxgen
+
+from .byte_model import write_model
 
 pty = pytest.importorskip("pty", reason="no pseudo-terminals here")
 
@@ -25,8 +23,9 @@ PATIENCE = 120  # seconds that anything may take on a machine that is busy
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b[=>()][0-9A-B]?|\x1b\][^\x07]*\x07")
 ENTER, UP, CTRL_C, CTRL_D, ALT_ENTER = "\r", "\x1b[A", "\x03", "\x04", "\x1b\r"
 READY = r"> $"
-ENDLESS = ("--logit-bias", "64=-inf")  # the end token never comes
-BUNDLED = Path(sys.modules["mlxgen"].__path__[0]).parent / "weights" / "fairy_tales" / "model.safetensors"
+LETTERS = [*"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.Ġ"]
+ENDLESS = [part for token in range(3) for part in ("--logit-bias", f"{len(LETTERS) + token}=-inf")]  # letters alone
+BUNDLED = Path(mlxgen.__path__[0]).parent / "weights" / "fairy_tales" / "model.safetensors"
 
 
 class Terminal:
@@ -93,22 +92,8 @@ class Terminal:
 def dialogpt(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Random weights in DialoGPT's shape, small; its tokens are letters, so that nothing looks like a prompt."""
     folder = tmp_path_factory.mktemp("models") / "DialoGPT-random"
-    folder.mkdir()
-    letters = [*"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.Ġ"]
-    sizes = {"vocab_size": len(letters) + 1, "n_positions": 64, "n_embd": 48, "n_layer": 3, "n_head": 12}
-    config = {"model_type": "gpt2", **sizes, "bos_token_id": len(letters), "eos_token_id": len(letters)}
-    (folder / "config.json").write_text(json.dumps(config))
-    mx.random.seed(11)
-    decoder = GPT2(GPT2Config.from_dict(config))
-    weights = {name: 0.3 * mx.random.normal(weight.shape) for name, weight in tree_flatten(decoder.parameters())}
-    mx.save_safetensors(str(folder / "model.safetensors"), weights)
-    library = tokenizers.Tokenizer(tokenizers.models.BPE({piece: at for at, piece in enumerate(letters)}, []))
-    library.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    library.decoder = tokenizers.decoders.ByteLevel()
-    library.add_special_tokens(["<|endoftext|>"])
-    library.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|endoftext|>"}))
-    return folder
+    sizes = {"n_positions": 64, "n_embd": 48, "n_layer": 3, "n_head": 12}
+    return write_model(folder, alphabet=LETTERS, seed=11, **sizes)
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
-import transformers
 from mlx_lm.models import cache as mlx_lm_cache
 
 from mlxgen import load
@@ -20,37 +19,17 @@ from mlxgen.model import Model
 from mlxgen.session import Session
 from mlxgen.session_file import SessionFileError, fingerprint, read, write
 
+from .byte_model import write_model
+
 N = 48
 
 
-def save_tiny_gpt2(folder: Path, seed: int, **changes: int) -> None:
-    """A random GPT-2 of transformers with a byte-level tokenizer of its own."""
-    import tokenizers
-    import torch
-
-    torch.manual_seed(seed)
-    sizes = {"vocab_size": 260, "n_positions": N, "n_embd": 32, "n_layer": 3, "n_head": 4} | changes
-    config = transformers.GPT2Config(**sizes, bos_token_id=256, eos_token_id=256)
-    decoder = transformers.GPT2LMHeadModel(config)
-    with torch.no_grad():
-        for weight in decoder.parameters():
-            weight.mul_(4)
-    decoder.save_pretrained(folder)
-    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    library = tokenizers.Tokenizer(tokenizers.models.BPE({piece: at for at, piece in enumerate(alphabet)}, []))
-    library.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    library.decoder = tokenizers.decoders.ByteLevel()
-    library.add_special_tokens(["<|endoftext|>"])
-    library.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|endoftext|>"}))
+SIZES = {"n_positions": N, "n_embd": 32, "n_layer": 3, "n_head": 4}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("models") / "tiny"
-    path.mkdir()
-    save_tiny_gpt2(path, seed=1)
-    return path
+    return write_model(tmp_path_factory.mktemp("models") / "tiny", **SIZES)
 
 
 @pytest.fixture(scope="module")
@@ -135,17 +114,14 @@ def test_files_of_other_models_are_refused(model, tmp_path):
     session.generate("abc", max_tokens=2, seed=0)
     path = session.save(tmp_path / "s")
     for name, changes in {"deeper": {"n_layer": 4}, "other": {}}.items():
-        (tmp_path / name).mkdir()
-        save_tiny_gpt2(tmp_path / name, seed=2, **changes)
-        other = load(str(tmp_path / name))
+        other = load(str(write_model(tmp_path / name, seed=2, **(SIZES | changes))))
         with pytest.raises(SessionFileError, match="another model"):
             Session.load(path, other)
     theirs = mlx_lm_cache.load_prompt_cache(str(path))
     mlx_lm_cache.save_prompt_cache(str(tmp_path / "theirs.safetensors"), theirs)
-    (tmp_path / "wide").mkdir()
-    save_tiny_gpt2(tmp_path / "wide", seed=2, n_head=8)
+    wide = load(str(write_model(tmp_path / "wide", **(SIZES | {"n_head": 8}))))
     with pytest.raises(SessionFileError, match="another model"):
-        Session.load(tmp_path / "theirs.safetensors", load(str(tmp_path / "wide")))
+        Session.load(tmp_path / "theirs.safetensors", wide)
 
 
 def test_one_changed_weight_matrix_is_another_model(model):
@@ -191,7 +167,7 @@ def test_files_that_are_something_else_are_refused(model, folder, tmp_path):
         Session.load(tmp_path / "none", model)
     with pytest.raises(SessionFileError):
         Session.load(tmp_path, model)
-    with pytest.raises(SessionFileError, match="no session"):
+    with pytest.raises(SessionFileError, match="no prompt cache"):
         Session.load(folder / "model.safetensors", model)
     (tmp_path / "text.safetensors").write_text("Once upon a time " * 9)
     with pytest.raises(SessionFileError, match="cut short, or no"):
