@@ -66,7 +66,7 @@ LINE_KEYS = ("prompt", "id", *LINE_OPTIONS, "num_samples", "metadata")
 @generation_options
 @click.option("-q", "--quiet", is_flag=True, help="Nothing on standard error but errors.")
 @click.pass_context
-def batch(ctx: click.Context, source: str, **given: Any) -> None:
+def batch(ctx: click.Context, /, source: str, **given: Any) -> None:
     """Answer every prompt of IN (a file, or "-" for standard input), many at once.
 
     A line of IN is a JSON string, or an object with prompt (text or token ids) and any of id, max_tokens, temperature,

@@ -209,7 +209,7 @@ def open_model(given: Mapping[str, Any]) -> Model:
     import mlxgen
 
     if given.get("quiet"):
-        from huggingface_hub.utils import disable_progress_bars
+        from huggingface_hub.utils.tqdm import disable_progress_bars
 
         disable_progress_bars()
     return mlxgen.load(given["model"], revision=given["revision"])
