@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
@@ -93,6 +94,16 @@ class Browser:
         """Press real keys, one after another, wherever the focus is."""
         actions = [{"type": kind, "value": key} for key in keys for kind in ("keyDown", "keyUp")]
         self._call("/actions", {"actions": [{"type": "key", "id": "keyboard", "actions": actions}]})
+
+    def hover(self, selector: str) -> None:
+        """Move a real pointer over an element."""
+        script = (
+            "const e = document.querySelector(arguments[0]); e.scrollIntoView({block: 'center'});"
+            " const b = e.getBoundingClientRect(); return [b.x + b.width / 2, b.y + b.height / 2].map(Math.round)"
+        )
+        x, y = self.js(script, selector)
+        move = {"type": "pointerMove", "duration": 0, "x": x, "y": y}
+        self._call("/actions", {"actions": [{"type": "pointer", "id": "mouse", "actions": [move]}]})
 
     def command(self, name: str, **params: Any) -> Any:
         return self._call("/goog/cdp/execute", {"cmd": name, "params": params})
@@ -243,10 +254,39 @@ def test_it_steps_by_button_slider_key_and_token(opened: Browser, trace: Trace) 
     chosen = trace.steps[16].chosen
     assert opened.js("return document.querySelector('#candidates tr.chosen').dataset.token") == str(chosen.token)
     assert f"{100 * chosen.probability:.2f}%" in opened.text("#figures") or chosen.probability < 5e-5
-    opened.js("document.getElementById('play').click()")
+
+
+def test_it_plays_by_itself_until_it_is_paused(opened: Browser) -> None:
+    opened.click("#play")
     assert opened.text("#play") == "Pause"
-    opened.js("document.getElementById('play').click()")
+    end = time.monotonic() + 30
+    while opened.text("#where") == "Step 1 of 40":
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    opened.click("#play")
     assert opened.text("#play") == "Play"
+    opened.click("#tokens button[data-step='38']")
+    opened.click("#play")
+    while opened.text("#where") != "Step 40 of 40":
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    assert opened.text("#play") == "Play"
+
+
+def test_hovering_a_candidate_shows_its_numbers(opened: Browser, trace: Trace) -> None:
+    opened.hover("#candidates tbody tr:nth-child(5)")
+    one = trace.steps[0].candidates[4]
+    assert f"id {one.token}: logit {one.logit:.3f}; number 5 of 50,257" in opened.text("#detail").replace("−", "-")
+
+
+def test_light_and_dark_follow_the_system_until_the_button_changes_them(opened: Browser) -> None:
+    paper = "return getComputedStyle(document.body).backgroundColor"
+    light = opened.js(paper)
+    opened.size(1280, 900, dark=True)
+    dark = opened.js(paper)
+    assert light != dark
+    opened.click("#theme")
+    assert opened.js(paper) == light
 
 
 def test_everything_works_from_the_keyboard_alone(opened: Browser) -> None:

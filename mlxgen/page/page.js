@@ -369,10 +369,11 @@
     const line = step.ids.map((id, i) => [id, result.final[i]]).filter(([, p]) => p > 0).sort((a, b) => a[0] - b[0]);
     const hit = drawn(step, result);
     const whole = result.restFinal === 0;
+    const ends = sums(line.map(([, p]) => p));
     return fill("draw", el("h3", {}, "The draw"),
       el("p", {}, `The kept tokens lie on a line from 0 to 1 in order of their ids, each as long as it is probable. The step's random number, ${step.random.toFixed(4)}, falls on `, whole ? quoted(hit) : quoted(step.chosen.token), "."),
       whole ? el("div", { class: "line", role: "img", "aria-label": `Random number ${step.random.toFixed(4)} on the line of kept tokens` },
-        el("div", { class: "strip" }, line.map(([id, p]) => el("i", { class: id === hit ? "chosen" : "", style: `flex: ${p} 0 0`, title: `${text(id)} ${percent(p)}` }))),
+        el("div", { class: "strip" }, line.map(([id, p], i) => el("i", { class: id === hit ? "chosen" : "", style: `left: ${100 * ends[i]}%; width: ${100 * p}%`, title: `${text(id)} ${percent(p)}` }))),
         el("div", { class: "pin", style: `left: ${100 * step.random}%` })) : null,
       whole ? el("div", { class: "ends" }, el("span", {}, "0"), el("span", {}, "1")) : null);
   }
