@@ -32,7 +32,7 @@ class Answerer:
 
     def __init__(self, *, as_json: bool, talk: bool, interactive: bool, quiet: bool) -> None:
         self.as_json, self.talk, self.interactive = as_json, talk, interactive
-        self._bar = prefill_bar(quiet)
+        self._quiet, self._bar = quiet, prefill_bar(quiet)
         self._stop = False
         self.record: Generation | None = None  # of the newest answer
 
@@ -40,6 +40,7 @@ class Answerer:
         """Run the steps that `begin` starts, and show what comes."""
         from mlxgen.generate import Recorder
 
+        self._bar = prefill_bar(self._quiet)
         conversation.options["progress"] = self._progress
         session = conversation.session
         slides, computed = session.slides, session.computed

@@ -22,6 +22,7 @@ from mlx.utils import tree_map
 from mlxgen.cache import make_cache
 from mlxgen.errors import ContextError, OptionError, check_whole
 from mlxgen.model import Model
+from mlxgen.sliding import Slide, last_slide, slide_at
 
 if TYPE_CHECKING:
     from mlxgen.generate import Generation, Options
@@ -39,20 +40,6 @@ class Mark:
 
     tokens: int
     processed: int
-
-
-@dataclass(frozen=True, slots=True)
-class Slide:
-    """The cache was rebuilt when `at` tokens had been processed: from the first `keep` and those from `start` on."""
-
-    at: int
-    keep: int
-    start: int
-
-    @property
-    def size(self) -> int:
-        """Positions that the rebuilt cache holds."""
-        return self.keep + self.at - self.start
 
 
 class Session:
@@ -214,7 +201,8 @@ class Session:
         if self.processed == len(self.tokens):  # nothing new: the last token's logits are wanted again
             self._take_out(1)
         end = len(self.tokens)
-        ahead = self._last_slide(end)
+        table, offset = self.model.config.n_positions, self.cache[0].offset
+        ahead = last_slide(self.processed + table - offset, end, table, self.keep, self.breaks)
         todo = (self._restart(ahead) if ahead else []) + self.tokens[self.processed : end]
         self.processed = end - len(todo)
         try:
@@ -238,7 +226,8 @@ class Session:
     def process(self, token: mx.array) -> mx.array:
         """Put the one newest token [1] through the network; returns its logits [1, V], a graph and not yet numbers."""
         if self.table_is_full:
-            kept = self._restart(self._slide_at(self.processed))
+            slide = slide_at(self.processed, self.model.config.n_positions, self.keep, self.breaks)
+            kept = self._restart(slide)
             for start in range(0, len(kept), self.prefill_chunk):
                 mx.eval(self._run(mx.array([kept[start : start + self.prefill_chunk]])))
             mx.clear_cache()
@@ -280,26 +269,6 @@ class Session:
                 " before what was added here; start a new session from the text"
             )
         self.cache, self.processed, self.slide = self._empty_cache(), 0, None
-
-    def _last_slide(self, end: int) -> Slide | None:
-        """The last slide that has to happen before `end` tokens are processed, None if the table has room for them.
-
-        Only its outcome matters, so those before it are never carried out.
-        """
-        ahead = None
-        full_at = self.processed + self.model.config.n_positions - self.cache[0].offset
-        while end > full_at:
-            ahead = self._slide_at(full_at)
-            full_at += self.model.config.n_positions - ahead.size
-        return ahead
-
-    def _slide_at(self, at: int) -> Slide:
-        half = self.model.config.n_positions // 2
-        start = at - (half - self.keep)
-        later = bisect_left(self.breaks, start)
-        if later < len(self.breaks) and self.breaks[later] < at:
-            start = self.breaks[later]
-        return Slide(at, self.keep, start)
 
     def _restart(self, slide: Slide) -> list[int]:
         """Empty the cache for a slide; returns the tokens it keeps, still to be processed."""

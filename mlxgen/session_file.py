@@ -22,8 +22,10 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 from mlxgen.cache import KVCache, RotatingKVCache
 from mlxgen.errors import MlxgenError, OptionError
+from mlxgen.fingerprint import array_bytes, fingerprint
 from mlxgen.model import Model
-from mlxgen.session import Session, Slide
+from mlxgen.session import Session
+from mlxgen.sliding import Slide
 
 SUFFIX = ".safetensors"  # mlx-lm tells the format by it
 FORMAT = "1"
@@ -41,7 +43,6 @@ ITEM_SIZES = {
     "U8": 1,
     "BOOL": 1,
 }
-SAMPLES = 8  # weights that enter the fingerprint along each axis of a tensor
 CLASSES: Mapping[str, Callable[..., Any]] = {"KVCache": KVCache, "RotatingKVCache": RotatingKVCache}
 
 
@@ -131,33 +132,6 @@ def _check_own(path: Path, model: Model, arrays: Mapping[str, mx.array], own: Ma
         _refuse(path, f"it belongs to another model ({own.get('model_name')}), not to {model.name}")
     if own.get("digest") != _digest(arrays, own):
         _refuse(path, "its contents were changed after it was saved")
-
-
-def fingerprint(model: Model) -> str:
-    """A short name for the model's shape and weights, from a sample of every tensor."""
-    facts = asdict(model.config)
-    for name in ("quantization", "bos_token_id", "eos_token_ids"):
-        facts.pop(name)
-    digest = hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16)
-    for path, module in sorted(model.decoder.named_modules()):
-        for name, value in sorted(module.items()):
-            if isinstance(value, mx.array):
-                sample = _panels_sample(module) if name == "panels" else value[_spread(value.shape)]
-                name = "weight" if name == "panels" else name
-                digest.update(f"{path}.{name}".encode() + _bytes(sample.astype(mx.float32)))
-    return digest.hexdigest()
-
-
-def _spread(shape: Sequence[int]) -> tuple[slice, ...]:
-    return tuple(slice(None, None, max(1, size // SAMPLES)) for size in shape)
-
-
-def _panels_sample(module: Any) -> mx.array:
-    """The sample of the weight [out, in] that a module keeps as panels [out/64, in, 64]."""
-    _, n_in, width = module.panels.shape
-    down, across = _spread((module.n_out, n_in))
-    rows, columns = mx.arange(module.n_out)[down][:, None], mx.arange(n_in)[across][None]
-    return module.panels[rows // width, columns, rows % width]
 
 
 def _facts(session: Session) -> dict[str, Any]:
@@ -294,14 +268,8 @@ def _digest(arrays: Mapping[str, mx.array], own: Mapping[str, str]) -> str:
         if name != "digest":
             digest.update(f"{name}={own[name]}\n".encode())
     for name in sorted(arrays):
-        digest.update(name.encode() + _bytes(arrays[name]))
+        digest.update(name.encode() + array_bytes(arrays[name]))
     return digest.hexdigest()
-
-
-def _bytes(array: mx.array) -> memoryview:
-    if array.size == 0:
-        return memoryview(b"")
-    return memoryview(mx.contiguous(array.reshape(-1)).view(mx.uint8))  # type: ignore[arg-type]  # it has a buffer
 
 
 def _with_suffix(path: Path) -> Path:

@@ -15,9 +15,10 @@ import pytest
 from mlx_lm.models import cache as mlx_lm_cache
 
 from mlxgen import load
+from mlxgen.fingerprint import fingerprint
 from mlxgen.model import Model
 from mlxgen.session import Session
-from mlxgen.session_file import SessionFileError, fingerprint, read, write
+from mlxgen.session_file import SessionFileError, read, write
 
 from .byte_model import write_model
 

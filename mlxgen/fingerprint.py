@@ -1,0 +1,48 @@
+"""A short name for a model's shape and weights: whether something that was computed belongs to it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import mlx.core as mx
+
+from mlxgen.model import Model
+
+SAMPLES = 8  # weights that enter along each axis of a tensor
+OTHER_FACTS = ("quantization", "bos_token_id", "eos_token_ids")  # of the config, without effect on a hidden state
+
+
+def fingerprint(model: Model) -> str:
+    """32 hexadecimal digits, from the config and a sample of every tensor, however the device has them laid out."""
+    facts = {name: value for name, value in asdict(model.config).items() if name not in OTHER_FACTS}
+    digest = hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16)
+    for path, module in sorted(model.decoder.named_modules()):
+        for name, value in sorted(module.items()):
+            if isinstance(value, mx.array):
+                sample = _panels_sample(module) if name == "panels" else value[_spread(value.shape)]
+                name = "weight" if name == "panels" else name
+                digest.update(f"{path}.{name}".encode() + array_bytes(sample.astype(mx.float32)))
+    return digest.hexdigest()
+
+
+def array_bytes(array: mx.array) -> memoryview:
+    """The array's numbers, one after another as they stand in memory."""
+    if array.size == 0:
+        return memoryview(b"")
+    return memoryview(mx.contiguous(array.reshape(-1)).view(mx.uint8))  # type: ignore[arg-type]  # it has a buffer
+
+
+def _spread(shape: Sequence[int]) -> tuple[slice, ...]:
+    return tuple(slice(None, None, max(1, size // SAMPLES)) for size in shape)
+
+
+def _panels_sample(module: Any) -> mx.array:
+    """The sample of the weight [out, in] that a module keeps as panels [out/64, in, 64]."""
+    _, n_in, width = module.panels.shape
+    down, across = _spread((module.n_out, n_in))
+    rows, columns = mx.arange(module.n_out)[down][:, None], mx.arange(n_in)[across][None]
+    return module.panels[rows // width, columns, rows % width]
