@@ -124,7 +124,11 @@ class Answer(BaseHTTPRequestHandler):
             for entry in map(json.loads, body.splitlines()):
                 if entry["key"] == "file":
                     self.server.uploaded[entry["value"]["path"]] = base64.b64decode(entry["value"]["content"])
-            answer = {"commitUrl": f"{url}/commit/{COMMIT}", "commitOid": COMMIT, "success": True}
+            answer = {
+                "commitUrl": f"{url}/{path.partition('/models/')[2].partition('/commit/')[0]}/commit/{COMMIT}",
+                "commitOid": COMMIT,
+                "success": True,
+            }
         return self.send(200, json.dumps(answer).encode(), {"Content-Type": "application/json"})
 
     def read_body(self) -> bytes:

@@ -12,6 +12,7 @@ from typing import Any
 
 from mlxgen.config import read_config, read_json
 from mlxgen.errors import ModelError, OptionError
+from mlxgen.weights.download import fetch_weights
 from mlxgen.weights.headers import INDEX, SINGLE, weight_files
 
 BUNDLED = "fairy-tales"
@@ -125,18 +126,21 @@ def _fetch(repo: str, revision: str | None, pickled: bool) -> Path:
         files = wanted_files(all_files, pickled=pickled)
         _check_listing(repo + at, files, all_files)
     except (errors.HFValidationError, errors.RevisionNotFoundError) as error:
-        raise ModelError(explain(repo, revision, error)) from None
+        raise ModelError(_explain(repo, revision, error)) from None
     except ModelError:
         raise
     except Exception as error:  # no network, no access, the hub is down: what is cached will do
         folder = _cached(repo, revision, pickled)
         if folder is None:
-            raise ModelError(explain(repo, revision, error)) from None
+            raise ModelError(_explain(repo, revision, error)) from None
         return folder
     try:
         with _quiet_log(), _progress_bars():
             # The config first: a model that cannot be opened is refused before its weights are downloaded.
             read_config(_snapshot(repo, revision, ["config.json"]))
+            for file in files:
+                if file.endswith((".safetensors", ".bin")) and listing.sha:
+                    fetch_weights(repo, listing.sha, file)
             return _snapshot(repo, revision, files)
     except ModelError as error:
         raise ModelError(f"{repo}{at}: {error}") from None
@@ -187,7 +191,7 @@ def _cached(repo: str, revision: str | None, pickled: bool) -> Path | None:
     return folder
 
 
-def explain(repo: str, revision: str | None, error: Exception) -> str:
+def _explain(repo: str, revision: str | None, error: Exception) -> str:
     """One line for why the hub did not give the model: the cause, and the way out."""
     from huggingface_hub import constants, errors
 
@@ -246,7 +250,7 @@ def _quiet_log() -> Iterator[None]:
     from huggingface_hub.utils import logging
 
     before = logging.get_verbosity()
-    logging.set_verbosity_error()
+    logging.set_verbosity(logging.ERROR)
     try:
         yield
     finally:

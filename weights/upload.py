@@ -6,7 +6,6 @@ from pathlib import Path
 
 from mlxgen import __version__
 from mlxgen.errors import MlxgenError
-from mlxgen.weights.hub import explain
 
 
 def upload(folder: Path, repo: str) -> str:
@@ -19,8 +18,17 @@ def upload(folder: Path, repo: str) -> str:
         full = api.create_repo(repo, exist_ok=True).repo_id
         api.upload_folder(repo_id=full, folder_path=folder, commit_message="Converted by mlxgen")
     except Exception as error:  # no network, no access, a bad name
-        reason = " ".join(explain(repo, None, error).split())
         raise MlxgenError(
-            f"not uploaded: {reason}. The model itself is in {folder}; `hf upload {repo} {folder}` tries it again"
+            f"not uploaded: {_reason(error)}; the model itself is in {folder}, and `hf upload {repo} {folder}` "
+            "tries it again"
         ) from None
     return f"{constants.ENDPOINT}/{full}"
+
+
+def _reason(error: Exception) -> str:
+    from huggingface_hub import errors
+
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    if status in (401, 403) or isinstance(error, errors.LocalTokenNotFoundError):
+        return "the hub refuses; log in with `hf auth login`, or set HF_TOKEN, to a token that may write there"
+    return next(iter(str(error).splitlines()), type(error).__name__)[:200]
