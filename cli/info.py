@@ -1,4 +1,4 @@
-"""`mlxgen info`: what a model is, read from its files' headers, without its weights."""
+"""`mlxgen info`: what a model is, read from its files' headers; its weights are not loaded."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from mlxgen.cli.output import size, write, write_json
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of text.")
 def info(model: str, revision: str | None, as_json: bool) -> None:
     """Layers, parameters, memory and tokenizer of MODEL: a folder, a hub id, an alias, or fairy-tales.
+
+    A model on the hub is downloaded first, as for every command. Nothing of it is computed with.
 
     --json prints one object with these keys: model, path, n_layer, n_head, n_embd, n_inner, n_positions,
     vocab_size, activation_function, tie_word_embeddings, n_parameters, stored_dtype, stored_bytes,
