@@ -93,7 +93,7 @@ class Answerer:
 
     @contextmanager
     def _interrupts(self) -> Iterator[None]:
-        """Ctrl-C asks the answer to stop at the next step; a second one ends the program."""
+        """Ctrl-C asks the answer to stop at the next step; a second one does not wait for it."""
         self._stop = False
         if not self.interactive:
             yield

@@ -228,8 +228,12 @@ class Session:
         if self.table_is_full:
             slide = slide_at(self.processed, self.model.config.n_positions, self.keep, self.breaks)
             kept = self._restart(slide)
-            for start in range(0, len(kept), self.prefill_chunk):
-                mx.eval(self._run(mx.array([kept[start : start + self.prefill_chunk]])))
+            try:
+                for start in range(0, len(kept), self.prefill_chunk):
+                    mx.eval(self._run(mx.array([kept[start : start + self.prefill_chunk]])))
+            except BaseException:  # only half in
+                self._forget()
+                raise
             mx.clear_cache()
         hidden = self._run(token[:, None])
         self.processed += 1
@@ -310,8 +314,8 @@ def token_ids(model: Model, prompt: object) -> list[int]:
 
 
 def _copied(layer: Any) -> Any:
-    """One layer's cache with array handles of its own: writing to one leaves the other as it was."""
+    """One layer's cache with array handles of its own: the memory is shared until one of the two writes to it."""
     other = copy.copy(layer)
     for name, value in vars(layer).items():
-        setattr(other, name, tree_map(lambda part: mx.array(part) if isinstance(part, mx.array) else part, value))
+        setattr(other, name, tree_map(lambda part: copy.copy(part) if isinstance(part, mx.array) else part, value))
     return other

@@ -176,6 +176,16 @@ def test_two_continuations_of_one_prompt_cost_one_prefill():
         np.testing.assert_allclose(logits_now(fork), expected, atol=1e-4)
 
 
+def test_a_fork_shares_the_memory_of_the_prefix():
+    session = Session(MODEL)
+    session.extend("abcdefgh")
+    mx.eval(session.prefill())
+    before = mx.get_active_memory()
+    forks = [session.fork() for _ in range(20)]
+    mx.eval([layer.state for fork in forks for layer in fork.cache])
+    assert mx.get_active_memory() - before < session.nbytes
+
+
 def test_a_shared_beginning_is_kept():
     session = Session(MODEL)
     session.generate("abcdefgh", max_tokens=1, seed=0)
