@@ -16,8 +16,9 @@ from mlxgen.loop import Step
 from mlxgen.model import Model
 from mlxgen.samplers import Sampling
 from mlxgen.session import Session
+from mlxgen.trace_numbers import token_text, traced_token
 from mlxgen.trace_record import Chosen, GreedyPath, Seconds, Trace, TracedStep
-from mlxgen.trace_watch import Seen, WatchedChooser, WatchedDecoder, token_text, traced_token
+from mlxgen.trace_watch import Seen, WatchedChooser, WatchedDecoder
 
 STEPS = 20
 TOP = 200  # candidates whose logits are kept; the others are one mass

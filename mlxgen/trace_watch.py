@@ -12,30 +12,22 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-import numpy.typing as npt
 
 from mlxgen.chooser import Choice, Chooser
 from mlxgen.decoder import GPT2
-from mlxgen.detokenizer import byte_alphabet, piece_bytes
 from mlxgen.samplers import rules
 from mlxgen.session import Session
-from mlxgen.tokenizer import Tokenizer
+from mlxgen.trace_inside import held_tokens, look_inside
+from mlxgen.trace_numbers import Row, entropy, random_number, rest_of, row, softmax, token_text
 from mlxgen.trace_record import (
     CacheState,
     HeadAttention,
     LensEntry,
     Rest,
     RuleEffect,
-    Token,
     TracedCandidate,
     spans,
 )
-
-Row = npt.NDArray[np.float64]  # one number for each token of the vocabulary
-
-BANDS = 24  # groups of the rest: their mass is then right to about 1e-4 at any usual temperature
-ROUNDING = 1e-4  # MLX adds probabilities up in float32
-_ALPHABET = byte_alphabet()
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,112 +212,3 @@ class WatchedChooser(Chooser):
         )
         self._cache_length, self._processed, self._slides = session.cache_length, session.processed, session.slides
         return state
-
-
-class ReadOnly:
-    """A layer's cache that already holds the position in question: it adds nothing, and gives what it holds."""
-
-    def __init__(self, cache: Any) -> None:
-        keys, values = cache.state[:2]
-        self.keys, self.values = (part[..., : cache.size(), :] for part in (keys, values))
-
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        return self.keys, self.values
-
-
-def look_inside(
-    session: Session, newest: mx.array | None, chosen: int, lens: bool, heads: Sequence[tuple[int, int]]
-) -> tuple[list[LensEntry], list[HeadAttention]]:
-    """The logit lens and the asked heads' attention of the newest position, from the decoder's own blocks."""
-    entries: list[LensEntry] = []
-    rows: list[HeadAttention] = []
-    if newest is None or not (lens or heads):
-        return entries, rows
-    decoder, tokenizer = session.model.decoder, session.model.tokenizer
-    in_order = np.argsort(held_tokens(session))
-    x = decoder.model.wte(newest) + decoder.model.wpe(mx.array([session.cache[0].offset - 1]))  # [1, 1, D]
-    for layer, block in enumerate(decoder.layers):
-        cache = ReadOnly(session.cache[layer])
-        asked = [head for at, head in heads if at == layer]
-        if asked:
-            n_head, D = block.attn.n_head, x.shape[-1]
-            q = block.attn.c_attn(block.ln_1(x))[..., :D].reshape(1, 1, n_head, D // n_head).transpose(0, 2, 1, 3)
-            scores = q.astype(mx.float32) @ cache.keys.astype(mx.float32).transpose(0, 1, 3, 2) * block.attn.scale
-            weights = np.array(mx.softmax(scores, axis=-1))[0, :, 0]  # [H, positions held]
-            rows += [HeadAttention(layer, head, weights[head][in_order].tolist()) for head in asked]
-        x = block(x, None, cache)
-        if lens:
-            p = softmax(row(decoder.head(decoder.model.ln_f(x))[:, -1]))
-            best = int(p.argmax())
-            entries.append(LensEntry(layer, best, token_text(tokenizer, best), float(p[best]), float(p[chosen])))
-    return entries, rows
-
-
-def held_tokens(session: Session) -> list[int]:
-    """The context's token behind each slot of the cache, in the order of the slots."""
-    cache, slide = session.cache[0], session.slide
-    rebuilt = [] if slide is None else [*range(slide.keep), *range(slide.start, slide.at)]
-    behind = session.processed - cache.offset  # how much later a token stands in the context than in the cache
-    return [rebuilt[at] if at < len(rebuilt) else at + behind for at in slot_positions(cache)]
-
-
-def slot_positions(cache: Any) -> list[int]:
-    """The position in each slot of a cache, in the order of the slots: a full ring has the newest in its midst."""
-    max_size = getattr(cache, "max_size", None)
-    if max_size is None or cache.offset <= max_size:
-        return list(range(cache.offset))
-    keep, after_newest = cache.keep, cache.state[5]
-    ages = [(after_newest - 1 - slot) % (max_size - keep) for slot in range(keep, max_size)]
-    return [*range(keep), *(cache.offset - 1 - age for age in ages)]
-
-
-def rest_of(adjusted: Row, p: Row, rule_p: Row, top: list[int]) -> Rest:
-    others = np.ones(len(adjusted), bool)
-    others[top] = False
-    logits = adjusted[others & np.isfinite(adjusted)]
-    groups = []
-    if len(logits):
-        edges = np.linspace(logits.max(), logits.min(), BANDS + 1)[1:-1]
-        band = np.searchsorted(-edges, -logits)
-        for n in range(BANDS):
-            if len(inside := logits[band == n]):
-                groups.append((len(inside), float(inside.mean()), float(inside.var())))
-    return Rest(int(others.sum()), float(p[others].sum()), float(rule_p[others].sum()), groups)
-
-
-def traced_token(tokenizer: Tokenizer, token: int) -> Token:
-    return Token(token, tokenizer.token(token), token_text(tokenizer, token))
-
-
-def token_text(tokenizer: Tokenizer, token: int) -> str:
-    """A token's text by itself, with the space it begins with; its bytes where they are no whole character."""
-    piece, text = tokenizer.token(token), tokenizer.decode([token])
-    if "\ufffd" in text and piece and all(character in _ALPHABET for character in piece):
-        return piece_bytes(piece).decode("utf-8", "backslashreplace")
-    return " " + text if piece.startswith("▁") and not text.startswith(" ") else text
-
-
-def random_number(key: mx.array | None, interval: tuple[float, float]) -> float | None:
-    """The number that decided the draw, by which MLX walks along the kept tokens in order of their ids.
-
-    None without a draw, and for a version of MLX that draws in another way.
-    """
-    if key is None:
-        return None
-    number = float(np.array(mx.random.uniform(shape=(), key=key)))
-    return number if interval[0] - ROUNDING <= number <= interval[1] + ROUNDING else None
-
-
-def row(logits: mx.array) -> Row:
-    return np.array(logits.astype(mx.float32)).reshape(-1).astype(np.float64)
-
-
-def softmax(logits: Row) -> Row:
-    powers: Row = np.exp(logits - logits.max())
-    return powers / powers.sum()
-
-
-def entropy(p: Row) -> float:
-    """In bits."""
-    some = p[p > 0]
-    return float(max(0.0, -(some * np.log2(some)).sum()))
