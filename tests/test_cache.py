@@ -220,5 +220,5 @@ def test_the_window_that_mlx_lm_asks_for_is_a_window():
 
 @pytest.mark.parametrize(("max_size", "keep"), [(0, 0), (-1, 0), (4, 4), (4, 5), (4, -1)])
 def test_sizes_that_make_no_cache_are_refused(max_size, keep):
-    with pytest.raises(OptionError, match="keep|max_kv_size"):
+    with pytest.raises(OptionError, match=r"keep|max_kv_size"):
         RotatingKVCache(max_size, keep)
