@@ -15,7 +15,7 @@ import mlx.core as mx
 
 from mlxgen import backend
 from mlxgen.chooser import sample_seeds
-from mlxgen.errors import MlxgenError, OptionError
+from mlxgen.errors import MlxgenError, OptionError, check_whole
 from mlxgen.generate import SESSION, Generation, Options, prompt_ids
 from mlxgen.model import Model
 from mlxgen.row import Row
@@ -94,9 +94,8 @@ def outcomes(
     Session(model, **_shared(options))  # raises for what no prompt could have
     if batch_size is None:
         batch_size = fitting_batch_size(model, options.get("max_kv_size"))
-    for name, value in (("batch_size", batch_size), ("num_samples", num_samples)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise OptionError(f"{name} must be a whole number of at least 1, not {value!r}")
+    check_whole("batch_size", batch_size, 1)
+    check_whole("num_samples", num_samples, 1)
     found = _run(Table(model, options), enumerate(_rows(model, prompts, num_samples, options)), batch_size)
     return _in_order(found) if ordered else (outcome for _, outcome in found)
 

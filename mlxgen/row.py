@@ -8,7 +8,7 @@ from typing import cast
 import mlx.core as mx
 
 from mlxgen.chooser import Choice, Chooser
-from mlxgen.errors import OptionError
+from mlxgen.errors import OptionError, check_whole
 from mlxgen.generate import MAX_TOKENS, SAMPLING, Generation, Options, Recorder
 from mlxgen.loop import FinishReason, Step, _candidates, _read
 from mlxgen.samplers import Sampling
@@ -29,11 +29,8 @@ class Row:
         model = session.model
         if unknown := set(options) - set(Options.__annotations__):
             raise OptionError(f"unknown option {min(unknown)!r}; the options are {', '.join(Options.__annotations__)}")
-        self.max_tokens, candidates = options.get("max_tokens", MAX_TOKENS), options.get("logprobs", 0)
-        if isinstance(self.max_tokens, bool) or not isinstance(self.max_tokens, int) or self.max_tokens < 1:
-            raise OptionError(f"max_tokens must be a whole number of at least 1, not {self.max_tokens!r}")
-        if candidates < 0:
-            raise OptionError(f"logprobs must be 0 or more, not {candidates}")
+        self.max_tokens = options.get("max_tokens", MAX_TOKENS)
+        check_whole("max_tokens", self.max_tokens, 1)
         self.index, self.sample, self.session = index, sample, session
         self.limit = self.max_tokens if session.room is None else min(self.max_tokens, session.room)
         self._end_tokens = frozenset() if options.get("ignore_eos") else model.end_tokens
@@ -46,7 +43,7 @@ class Row:
             session.tokens,
             model.config.vocab_size,
             processors=options.get("logits_processors") or (),
-            candidates=candidates,
+            candidates=options.get("logprobs", 0),
         )
         self._recorder = Recorder(prompt, session.tokens, seed)
         self._read = 0  # tokens read so far
