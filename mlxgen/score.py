@@ -17,6 +17,7 @@ from mlxgen.errors import NumericError, OptionError
 from mlxgen.generate import prompt_ids
 from mlxgen.model import Model
 from mlxgen.session import Progress, Session
+from mlxgen.softmax import log_softmax
 
 HEAD_CHUNK = 256  # positions whose logits are in memory at once: 50 MB for GPT-2's vocabulary in float32
 
@@ -174,4 +175,5 @@ def _look_up(logits: mx.array, targets: mx.array) -> tuple[mx.array, mx.array]:
     own = mx.take_along_axis(logits, targets[:, None], axis=-1)  # [L, 1]
     better = mx.sum(logits > own, axis=-1)
     level = mx.sum((logits == own) & (mx.arange(logits.shape[-1]) < targets[:, None]), axis=-1)
-    return own[:, 0] - mx.logsumexp(logits, axis=-1), better + level + 1
+    logprobs = mx.take_along_axis(log_softmax(logits), targets[:, None], axis=-1)[:, 0]
+    return logprobs, better + level + 1
