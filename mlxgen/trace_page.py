@@ -12,16 +12,17 @@ from typing import Any
 
 from mlxgen.trace_record import Token, Trace, TracedStep
 
+PARTS = ("page.css", "rules.js", "page.js")
+
 
 def page(trace: Trace) -> str:
     """The page as HTML text. What the trace holds becomes data in it, never markup."""
     folder = files("mlxgen") / "page"
-    parts = {name: (folder / name).read_text(encoding="utf-8") for name in ("template.html", "page.css", "page.js")}
+    template, *parts = ((folder / name).read_text(encoding="utf-8") for name in ("template.html", *PARTS))
     prompt = trace.prompt if isinstance(trace.prompt, str) else f"{len(trace.prompt)} token ids"
-    return Template(parts["template.html"]).substitute(
+    return Template(template).substitute(
+        {name.replace(".", "_"): part for name, part in zip(PARTS, parts, strict=True)},
         title=html.escape(f"{_short(prompt)} – mlxgen trace"),
-        css=parts["page.css"],
-        js=parts["page.js"],
         data=_in_script(page_data(trace)),
     )
 
