@@ -100,6 +100,28 @@ def test_a_download_cut_off_half_way_goes_on_in_the_next_run(
     assert cached.read_bytes() == files["model.safetensors"]
 
 
+def test_a_nanogpt_without_a_tokenizer_gets_gpt2s_when_its_size_is_gpt2s(tales: Hub, files: dict[str, bytes]) -> None:
+    import torch
+
+    from . import small_gpts
+
+    sizes = {"n_layer": 1, "n_head": 2, "n_embd": 8, "block_size": 16, "vocab_size": 50304, "bias": False}
+    model = small_gpts.GPT(50304, 16, 1, 2, 8, bias=False)
+    Path("nano").mkdir()
+    torch.save({"model": model.state_dict(), "model_args": sizes}, "nano/ckpt.pt")
+    assert "--vocab" in refused("nano/ckpt.pt")  # the hub does not have it
+    tales.repos["openai-community/gpt2"] = files
+    result = run("nano/ckpt.pt", "--json")
+    assert result.exit_code == 0, result.stderr
+    assert json.loads(result.stdout)["tokenizer"] == "GPT-2's"
+    assert Path("weights/nano/tokenizer.json").read_bytes() == files["tokenizer.json"]
+    assert not any("safetensors" in path for path in tales.asked)
+    # What holds the source is not replaced by what is made of it.
+    Path("nano/config.json").write_text("{}")
+    result = run("nano/ckpt.pt", "-o", "nano", "--force", "--config", "weights/nano/config.json")
+    assert result.exit_code == 1 and "holds the source" in result.stderr and Path("nano/ckpt.pt").exists()
+
+
 def test_the_result_is_uploaded(tales: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_test")
     result = run("someone/tales", "-q", "8", "--group-size", "32", "--upload", "someone/tales-8bit", "--json")

@@ -102,11 +102,11 @@ def convert(
     checkpoint = open_checkpoint(source, revision=revision, config=None if config is None else Path(config))
     _keep_apart(place, checkpoint)
     weights = _weights(checkpoint)
-    for limit in _mlx_lm_limits(weights.config):
-        told(limit)
     todo = jobs(weights, wish, told)
     parts = [part for job in todo for part in job.parts]
     files, tokenizer = tokenizer_files(checkpoint, weights.config.vocab_size, None if vocab is None else str(vocab))
+    for limit in _mlx_lm_limits(weights.config):
+        told(limit)
     quantization = wish.quantization or (weights.config.quantization if _packed(todo) else None)
     stored_as = main_dtype(parts)
     entries = _entries(checkpoint, weights.config, quantization, stored_as)
@@ -183,8 +183,8 @@ def _weights(checkpoint: Checkpoint) -> Weights:
 
 
 def _keep_apart(place: Path, checkpoint: Checkpoint) -> None:
-    """A folder that is replaced may be the source, which is read before; it must not be around the source."""
-    if place.resolve() in checkpoint.where.resolve().parents and checkpoint.where.is_dir():
+    """A model folder may replace itself, being read before; what holds the source besides is not replaced."""
+    if place.resolve() in checkpoint.where.resolve().parents:
         raise MlxgenError(f"{place}: holds the source itself; choose another folder with --output")
 
 

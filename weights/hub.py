@@ -247,14 +247,16 @@ def _line(error: BaseException) -> str:
 @contextmanager
 def _quiet_log() -> Iterator[None]:
     """Without huggingface_hub's warnings: it tries a broken download again by itself, and the last failure is told."""
-    from huggingface_hub.utils import logging
+    import logging
 
-    before = logging.get_verbosity()
-    logging.set_verbosity(logging.ERROR)
+    from huggingface_hub.utils import logging as hub_logging
+
+    before = hub_logging.get_verbosity()
+    hub_logging.set_verbosity(logging.ERROR)
     try:
         yield
     finally:
-        logging.set_verbosity(before)
+        hub_logging.set_verbosity(before)
 
 
 @contextmanager
