@@ -57,4 +57,21 @@ for key in keys:
 print(model.tokenizer.decode(tokens))
 
 # Prints:
-#   (the lead fills this in from the bundled model)
+#   prompt                             text  2 tokens, cache  0 positions
+#   prefill                            text  2 tokens, cache  2 positions
+#   selected ' a'                      text  3 tokens, cache  2 positions
+#   processed it                       text  3 tokens, cache  3 positions
+#   selected ' time'                   text  4 tokens, cache  3 positions
+#   processed it                       text  4 tokens, cache  4 positions
+#   selected ' there'                  text  5 tokens, cache  4 positions
+#   processed it                       text  5 tokens, cache  5 positions
+#   selected ' lived'                  text  6 tokens, cache  5 positions
+#   processed it                       text  6 tokens, cache  6 positions
+#   selected ' a'                      text  7 tokens, cache  6 positions
+#   processed it                       text  7 tokens, cache  7 positions
+#   selected ' little'                 text  8 tokens, cache  7 positions
+#   processed it                       text  8 tokens, cache  8 positions
+#   selected ' boy'                    text  9 tokens, cache  8 positions
+#   processed it                       text  9 tokens, cache  9 positions
+#   selected ' who'                    text 10 tokens, cache  9 positions
+#   Once upon a time there lived a little boy who

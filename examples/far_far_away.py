@@ -52,4 +52,7 @@ else:
     print("transformers: not run, torch is not installed", file=sys.stderr)
 
 # Prints:
-#   (the lead fills this in from the bundled model)
+#   Far far away, and when he had gone a little way he came to a great forest, and he saw a little old
+#   woman sitting in the forest, and said, "I am a man, and I will
+#   40 tokens, ended by length
+#   transformers: other tokens

@@ -160,7 +160,7 @@ def greedy(logits: mx.array) -> mx.array:
 
 
 def draw(logits: mx.array, key: mx.array) -> mx.array:
-    """One token id a row from softmax(logits), by the Gumbel-max trick: [B, V] -> uint32 [B]."""
+    """One token id a row, drawn from softmax(logits) by the key alone: [B, V] -> uint32 [B]."""
     return mx.random.categorical(logits, key=key)
 
 
