@@ -12,7 +12,7 @@ import mlx.nn as nn
 from mlx.utils import tree_map_with_path
 
 WIDTH = 64
-FEW_ROWS = 8  # up to here the panels win
+FEW_ROWS = 32  # up to here the panels win
 
 
 def to_panels(weight: mx.array) -> mx.array:
