@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,6 +14,8 @@ from mlxgen.cli.output import on_terminal, say, size, write, write_json
 if TYPE_CHECKING:
     from mlxgen.weights.conversion import Conversion
     from mlxgen.weights.write import Progress
+
+CLEARED = "\033[K\033[?25h"  # the line gone, and the cursor, which the bar hides, there again
 
 
 @click.command(short_help="Make an MLX folder of a GPT-2 checkpoint.")
@@ -63,14 +68,16 @@ def convert(
     """
     from mlxgen.weights import conversion, upload
 
-    done = conversion.convert(
-        source,
-        quantize=None if quantize is None else int(quantize),
-        group_size=conversion.GROUP_SIZE if group_size is None else int(group_size),
-        progress=_bar(quiet),
-        warn=lambda warning: say(f"Warning: {warning}"),
-        **options,
-    )
+    with _bar(quiet) as progress:
+        done = conversion.convert(
+            source,
+            quantize=None if quantize is None else int(quantize),
+            group_size=conversion.GROUP_SIZE if group_size is None else int(group_size),
+            progress=progress,
+            **options,
+        )
+    for warning in done.warnings:
+        say(f"Warning: {warning}")
     address = None if repo is None else upload.upload(done.folder, repo)
     if as_json:
         write_json({**conversion.as_json(done), "uploaded": address})
@@ -97,19 +104,21 @@ def _summary(done: Conversion, address: str | None) -> list[tuple[str, str]]:
     return lines
 
 
-def _bar(quiet: bool) -> Progress | None:
-    """A progress bar, a step for each tensor, on a terminal."""
+@contextmanager
+def _bar(quiet: bool) -> Iterator[Progress | None]:
+    """A progress bar, a step for each tensor, on a terminal; gone at the end, however it ends."""
     if quiet or not on_terminal():
-        return None
-    import sys
-
+        yield None
+        return
     bars: list[Any] = []
 
     def show(done: int, total: int, name: str) -> None:
         if not bars:
             bars.append(click.progressbar(length=total, label="Converting", file=sys.stderr, item_show_func=str))
         bars[0].update(1, name)
-        if done == total:
-            click.echo("\r\033[K", nl=False, err=True)
 
-    return show
+    try:
+        yield show
+    finally:
+        if bars:
+            click.echo(f"\r{CLEARED}", nl=False, err=True)
