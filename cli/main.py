@@ -89,7 +89,7 @@ def failures_told() -> Iterator[None]:
         raise
     except KeyboardInterrupt:
         if sys.stderr is not None and sys.stderr.isatty():
-            click.echo(err=True)  # the terminal shows ^C in the middle of a line
+            click.echo("\033[?25h", err=True)  # after ^C in the middle of a line; a bar may have hidden the cursor
         raise click.exceptions.Exit(INTERRUPTED) from None
     except BrokenPipeError:
         _drop_output()

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from mlxgen.generate import Generation
     from mlxgen.session import Progress
 
+CLEARED = "\r\033[K\033[?25h"  # a bar's line gone, and the cursor, which it hides, there again
 LONG_PREFILL = 512  # prompt tokens from which a progress bar is worth showing
 
 
@@ -78,7 +79,7 @@ def prefill_bar(quiet: bool) -> Progress | None:
             bars[0].render_progress()
         bars[0].update(done - bars[0].pos)
         if done == total:
-            click.echo("\r\033[K", nl=False, err=True)  # the answer takes its line
+            click.echo(CLEARED, nl=False, err=True)  # the answer takes its line
             bars.clear()
 
     return show

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mlxgen.cli.options import model_options, open_model
-from mlxgen.cli.output import on_terminal, write, write_json
+from mlxgen.cli.output import CLEARED, on_terminal, write, write_json
 
 if TYPE_CHECKING:
     from mlxgen.cli.lines import Line
@@ -140,7 +140,7 @@ def _bar(quiet: bool) -> Progress | None:
             bars.append(click.progressbar(length=total, label="Scoring", file=sys.stderr))
         bars[0].update(done - bars[0].pos)
         if done == total:
-            click.echo(err=True)
+            click.echo(CLEARED, nl=False, err=True)
 
     return show
 

@@ -55,4 +55,4 @@ else:
 #   Far far away, and when he had gone a little way he came to a great forest, and he saw a little old
 #   woman sitting in the forest, and said, "I am a man, and I will
 #   40 tokens, ended by length
-#   transformers: other tokens
+#   transformers: the same tokens
