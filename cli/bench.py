@@ -13,7 +13,7 @@ import click
 from mlxgen.cli.output import say, size, write, write_json
 
 if TYPE_CHECKING:
-    from mlxgen.bench import Measurement
+    from mlxgen.cli.measure import Measurement
 
 SHAPES = {
     "124M": {},
@@ -57,7 +57,7 @@ def bench(
     new_tokens, load and first_token (seconds), prefill_tps, decode_tps (tokens per second, of all rows), memory
     (peak resident bytes).
     """
-    from mlxgen.bench import bandwidth, bytes_per_token, compare
+    from mlxgen.cli.measure import bandwidth, bytes_per_step, compare
 
     sides = ["mlxgen", *against]
     with _folder(model, shape, bool(against)) as folder:
@@ -76,14 +76,14 @@ def bench(
                     elif not quiet:
                         say(f"{m.side} {len(measured)}/{runs * len(sides)}")
                 if not as_json:
-                    read = bytes_per_token(folder, length + max_tokens // 2)
-                    write("".join(f"{line}\n" for line in _table(measured, sides, read / rows, reading)))
+                    read = bytes_per_step(folder, length + max_tokens // 2, rows) / rows  # for each token
+                    write("".join(f"{line}\n" for line in _table(measured, sides, read, reading)))
 
 
 @contextmanager
 def _folder(model: str, shape: str | None, shared: bool) -> Iterator[Path]:
     """The folder to measure: the model's own, or one that every side opens, in float32."""
-    from mlxgen.bench import random_folder
+    from mlxgen.cli.measure import random_folder
     from mlxgen.weights import convert, resolve
 
     with tempfile.TemporaryDirectory() as scratch:
@@ -96,7 +96,7 @@ def _folder(model: str, shape: str | None, shared: bool) -> Iterator[Path]:
 
 
 def _table(measured: list[Measurement], sides: Sequence[str], read: float, bandwidth: float) -> Iterator[str]:
-    from mlxgen.bench import median
+    from mlxgen.cli.measure import median
 
     first = measured[0]
     yield f"\n{first.prompt_tokens} prompt tokens, {first.new_tokens} new tokens, batch {first.batch_size}"

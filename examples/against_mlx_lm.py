@@ -9,7 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from mlxgen.bench import compare, median, random_folder
+from mlxgen.cli.measure import compare, median, random_folder
 
 PEER = "mlx-lm"
 

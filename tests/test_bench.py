@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from mlxgen.bench import bytes_per_token, measure, median, random_folder
-from mlxgen.bench_side import OPENERS
 from mlxgen.cli.bench import bench
+from mlxgen.cli.bench_side import OPENERS
+from mlxgen.cli.measure import bytes_per_step, measure, median, random_folder
 from mlxgen.errors import MlxgenError
 
 
@@ -42,10 +42,12 @@ def test_a_side_that_fails_is_told_in_one_line(tmp_path: Path) -> None:
         measure("mlxgen", tmp_path, prompt_tokens=8, new_tokens=4)
 
 
-def test_bytes_per_token_counts_each_weight_once_and_the_cache(folder: Path) -> None:
+def test_bytes_per_step_count_each_weight_once_and_the_cache(folder: Path) -> None:
     block = 12 * 32 * 32 + 13 * 32
     weights = 300 * 32 + 2 * block + 2 * 32
-    assert bytes_per_token(folder, 10) == 4 * (weights + 10 * 2 * 2 * 32)
+    cache = 10 * 2 * 2 * 32
+    assert bytes_per_step(folder, 10) == 4 * (weights + cache)
+    assert bytes_per_step(folder, 10, rows=3) == 4 * (weights + 3 * cache)
 
 
 def test_the_command_prints_one_object_a_run(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""One side of a measurement: `python -m mlxgen.bench_side SIDE FOLDER PROMPT NEW BATCH` prints one JSON line."""
+"""One side of a measurement: `python -m mlxgen.cli.bench_side SIDE FOLDER PROMPT NEW BATCH` prints one JSON line."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def measure(side: str, folder: Path, *, prompt_tokens: int, new_tokens: int, bat
     if side not in SIDES:
         raise OptionError(f"unknown peer {side!r}; known are {', '.join(SIDES[1:])}")
     environment = dict(os.environ) if side == "mlxgen" else {**os.environ, "MLXGEN_BLAS": "off"}
-    command = [sys.executable, "-m", "mlxgen.bench_side", side, folder, prompt_tokens, new_tokens, batch_size]
+    command = [sys.executable, "-m", "mlxgen.cli.bench_side", side, folder, prompt_tokens, new_tokens, batch_size]
     done = subprocess.run([str(part) for part in command], env=environment, capture_output=True, text=True)
     if done.returncode != 0:
         said = (done.stderr.strip().splitlines() or ["no message"])[-1]
@@ -110,17 +110,23 @@ def bandwidth(megabytes: int = 256, runs: int = 5) -> float:
     return matrix.nbytes / min(_seconds(lambda: mx.eval(matrix @ row)) for _ in range(runs + 1))
 
 
-def bytes_per_token(folder: Path, context: int) -> int:
-    """Bytes that one decode step must read: every weight but the embeddings' other rows, and the cache."""
-    from mlxgen.backend import compute_dtype
+def bytes_per_step(folder: Path, context: int, rows: int = 1) -> int:
+    """Bytes that one decode step must read: every weight but the embeddings' other rows, and each row's cache."""
+    from mlxgen.backend import compute_dtype, on_cpu
     from mlxgen.config import read_config
+    from mlxgen.weights.headers import read_headers
+    from mlxgen.weights.layouts import match
+    from mlxgen.weights.tensors import nbytes
 
     config = read_config(folder)
-    itemsize = compute_dtype(mx.float16).size
-    unread = config.n_positions * config.n_embd
-    if not config.tie_word_embeddings:
-        unread += config.vocab_size * config.n_embd
-    return itemsize * (config.n_parameters - unread) + context * config.cache_bytes_per_token(itemsize)
+    layout = match(read_headers(folder), config)
+    stored = layout.sources["model.wte.weight"].tensor.dtype
+    itemsize = compute_dtype(mx.float32 if stored == "F32" else mx.float16).size
+    unread = config.n_positions + (0 if config.tie_word_embeddings else config.vocab_size)
+    weights = itemsize * (config.n_parameters - unread * config.n_embd)
+    if layout.packed and not on_cpu():
+        weights = nbytes(layout)
+    return weights + rows * context * config.cache_bytes_per_token(itemsize)
 
 
 def _seconds(run: Callable[[], object]) -> float:
