@@ -8,6 +8,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from mlxgen.decoder import GPT2
 from mlxgen.session import Session
 from mlxgen.trace_numbers import row, softmax, token_text
 from mlxgen.trace_record import HeadAttention, LensEntry
@@ -25,14 +26,19 @@ class ReadOnly:
 
 
 def look_inside(
-    session: Session, newest: mx.array | None, chosen: int, lens: bool, heads: Sequence[tuple[int, int]]
+    session: Session,
+    decoder: GPT2,
+    newest: mx.array | None,
+    chosen: int,
+    lens: bool,
+    heads: Sequence[tuple[int, int]],
 ) -> tuple[list[LensEntry], list[HeadAttention]]:
     """The logit lens and the asked heads' attention of the newest position, from the decoder's own blocks."""
     entries: list[LensEntry] = []
     rows: list[HeadAttention] = []
     if newest is None or not (lens or heads):
         return entries, rows
-    decoder, tokenizer = session.model.decoder, session.model.tokenizer
+    tokenizer = session.model.tokenizer
     in_order = np.argsort(held_tokens(session))
     x = decoder.model.wte(newest) + decoder.model.wpe(mx.array([session.cache[0].offset - 1]))  # [1, 1, D]
     for layer, block in enumerate(decoder.layers):

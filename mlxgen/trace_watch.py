@@ -56,19 +56,19 @@ class Seen:
 
 
 class WatchedDecoder:
-    """The decoder itself, timed. newest: the ids [1, 1] of the last position processed."""
+    """The decoder itself, timed. unwatched: without the clock; newest: the ids [1, 1] of the last position processed."""
 
     def __init__(self, decoder: GPT2) -> None:
-        self._decoder = decoder
+        self.unwatched = decoder
         self.newest: mx.array | None = None
         self.hidden_seconds = self.head_seconds = 0.0
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._decoder, name)
+        return getattr(self.unwatched, name)
 
     def hidden(self, ids: mx.array, cache: Sequence[Any] | None = None) -> mx.array:
         began = time.perf_counter()
-        hidden = self._decoder.hidden(ids, cache)
+        hidden = self.unwatched.hidden(ids, cache)
         mx.eval(hidden)
         self.hidden_seconds += time.perf_counter() - began
         self.newest = ids[:, -1:]
@@ -76,7 +76,7 @@ class WatchedDecoder:
 
     def head(self, hidden: mx.array) -> mx.array:
         began = time.perf_counter()
-        logits = self._decoder.head(hidden)
+        logits = self.unwatched.head(hidden)
         mx.eval(logits)
         self.head_seconds += time.perf_counter() - began
         return logits
@@ -158,7 +158,9 @@ class WatchedChooser(Chooser):
         ]
         end = float(rule_p[: chosen + 1].sum())
         interval = (end - float(rule_p[chosen]), end)
-        lens, attention = look_inside(session, self._decoder.newest, chosen, self._lens, self._heads)
+        lens, attention = look_inside(
+            session, self._decoder.unwatched, self._decoder.newest, chosen, self._lens, self._heads
+        )
         return Seen(
             processed=processed,
             context_length=session.processed,

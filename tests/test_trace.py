@@ -6,7 +6,9 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import asdict
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -254,6 +256,13 @@ def test_times_add_up_to_no_more_than_the_whole(model: mlxgen.Model) -> None:
     for step in traced(model).steps:
         assert all(part >= 0 for part in asdict(step.seconds).values())
         assert step.seconds.transformer > 0 and step.seconds.logits > 0 and step.seconds.sample > 0
+
+
+def test_looking_inside_takes_none_of_a_stages_time(model: mlxgen.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = SimpleNamespace(perf_counter=count().__next__)  # one second a reading, two readings a stage
+    monkeypatch.setattr("mlxgen.trace_watch.time", ticks)
+    steps = traced(model, steps=4, lens=True, attention=[(0, 0)]).steps
+    assert [(step.seconds.transformer, step.seconds.logits) for step in steps] == [(1, 1)] * 4
 
 
 @pytest.mark.parametrize(
