@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import pytest
 from mlxgen.config import GPT2Config
 from mlxgen.errors import MlxgenError
 from mlxgen.weights import convert
-from mlxgen.weights.place import written_beside
+from mlxgen.weights.place import sweep, written_beside
 
 from . import oracles
 
@@ -59,10 +60,29 @@ def test_only_a_model_folder_is_ever_replaced(tmp_path: Path, source: Path) -> N
             convert(source, home, force=True)
         assert (home / "letter.txt").read_text() == "dear"
         (home / "config.json").write_text("{}")
+    (home / "documents").rmdir()
+    with pytest.raises(MlxgenError, match=r"more than a model \(letter.txt\)"):
+        convert(source, home, force=True)
+    assert (home / "letter.txt").read_text() == "dear"
     with pytest.raises(MlxgenError, match="not a folder"):
         convert(source, home / "letter.txt", force=True)
     (tmp_path / "empty").mkdir()
     assert convert(source, tmp_path / "empty").folder == tmp_path / "empty"
+
+
+@pytest.mark.parametrize("output", [".", "..", "../..", "", "new/..", "/"])
+def test_the_current_folder_and_those_above_it_are_refused(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch, output: str
+) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "a" / "b")
+    with pytest.raises(MlxgenError, match="the current folder or one above it") as caught:
+        convert(source, output, force=True)
+    assert "\n" not in str(caught.value)
+    assert not any(Path().iterdir())
+    done = convert(source, "c/../../d/e/..")
+    assert done.folder == Path("../d") and "# d\n" in (tmp_path / "a" / "d" / "README.md").read_text()
+    assert sorted(path.name for path in (tmp_path / "a").iterdir()) == ["b", "d"]
 
 
 @pytest.mark.parametrize("old", [False, True])
@@ -160,6 +180,36 @@ def test_a_run_that_is_still_at_work_is_left_alone(tmp_path: Path, source: Path)
         convert(source, tmp_path / "quick")
         assert (folder / "config.json").exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["quick", "slow"]
+
+
+def test_a_sweep_before_the_new_folder_is_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, made = tempfile.mkdtemp, []
+
+    def swept(*args: Any, **kwargs: Any) -> str:
+        made.append(plain(*args, **kwargs))
+        if len(made) == 1:
+            sweep(tmp_path)
+        return made[-1]
+
+    monkeypatch.setattr(tempfile, "mkdtemp", swept)
+    with written_beside(tmp_path / "tales") as folder:
+        (folder / "config.json").write_text("{}")
+    assert len(made) == 2 and [path.name for path in tmp_path.iterdir()] == ["tales"]
+
+
+def test_a_sweep_while_the_old_folder_is_aside(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    convert(source, tmp_path / "tales", dtype="float16")
+    rename = Path.rename
+
+    def swept(self: Path, target: Path) -> Path:
+        if ".mlxgen-new-" in self.name:
+            sweep(tmp_path)
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", swept)
+    convert(source, tmp_path / "tales", dtype="bfloat16", force=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["tales"]
+    assert '"bfloat16"' in (tmp_path / "tales" / "config.json").read_text()
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

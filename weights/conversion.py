@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -86,6 +87,7 @@ def convert(
 
     source = str(source)
     place = Path(output).expanduser() if output is not None else Path("weights") / default_name(source)
+    place = Path(os.path.normpath(place))  # its name is what comes last
     check_free(place, force=force)
     checkpoint = open_checkpoint(source, revision=revision, config=None if config is None else Path(config))
     _keep_apart(place, checkpoint)

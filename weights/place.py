@@ -13,10 +13,29 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from mlxgen.errors import MlxgenError
+from mlxgen.weights.headers import shown
+from mlxgen.weights.hub import CARD, PICKLED, SMALL_FILES
 
+#: What a model folder is made of, here and elsewhere. A folder that holds anything besides is never replaced.
+MODEL_FILES = (
+    *SMALL_FILES,
+    *CARD,
+    *PICKLED,
+    "model*.safetensors",
+    "model.safetensors.index.json",
+    "chat_template.json",
+    "encoder.json",
+    "vocab.bpe",
+    "NOTICE*",
+    "training_args.bin",
+    ".gitattributes",
+    ".DS_Store",
+)
+TRIES = 5
 LEFTOVER = re.compile(r"\.(?P<name>.+)\.mlxgen-(?P<kind>new|old)-\w+")
 
 
@@ -29,11 +48,10 @@ def written_beside(place: Path, *, force: bool = False) -> Iterator[Path]:
     check_free(place, force=force)
     made = _make_parents(place.parent)
     try:
-        new = Path(tempfile.mkdtemp(prefix=f".{place.name}.mlxgen-new-", dir=place.parent))
+        new, lock = _new_folder(place)
     except OSError as error:
         _remove_empty(made)
         raise MlxgenError(f"{place.parent}: cannot be written to ({error.strerror or error})") from None
-    lock = _lock(new)
     try:
         yield new
         new.chmod(0o777 & ~_umask())  # mkdtemp's folders are for their owner alone
@@ -49,6 +67,9 @@ def written_beside(place: Path, *, force: bool = False) -> Iterator[Path]:
 
 def check_free(place: Path, *, force: bool) -> None:
     """Raise MlxgenError unless a model may be written to ``place``. First, finish or undo what was broken off there."""
+    here = Path.cwd().resolve()
+    if place.resolve() in (here, *here.parents):
+        raise MlxgenError(f"{place}: the current folder or one above it is not replaced; choose another with --output")
     sweep(place.parent)
     if not place.is_symlink() and not place.exists():
         return
@@ -65,6 +86,12 @@ def check_free(place: Path, *, force: bool) -> None:
     if inner is not None:
         raise MlxgenError(
             f"{place}: holds more than a model ({inner.name}/), so it is not replaced; choose another folder"
+        )
+    names = sorted(path.name for path in content)
+    other = next((name for name in names if not any(fnmatchcase(name, known) for known in MODEL_FILES)), None)
+    if other is not None:
+        raise MlxgenError(
+            f"{place}: holds more than a model ({shown(other)}), so it is not replaced; choose another folder"
         )
 
 
@@ -89,18 +116,37 @@ def sweep(parent: Path) -> None:
                 os.close(lock)
 
 
+def _new_folder(place: Path) -> tuple[Path, int | None]:
+    """An empty folder beside ``place`` and its lock. Until it is locked, another run's sweep may remove it."""
+    for _ in range(TRIES):
+        new = Path(tempfile.mkdtemp(prefix=f".{place.name}.mlxgen-new-", dir=place.parent))
+        lock = _lock(new)
+        if lock is not None and new.exists():
+            return new, lock
+        if lock is not None:
+            os.close(lock)
+        with suppress(OSError):
+            new.rmdir()
+    return Path(tempfile.mkdtemp(prefix=f".{place.name}.mlxgen-new-", dir=place.parent)), None  # no locks on this disk
+
+
 def _take(new: Path, place: Path) -> None:
     if not place.exists():
         new.rename(place)
         return
     old = place.with_name(new.name.replace(".mlxgen-new-", ".mlxgen-old-"))
-    place.rename(old)
+    lock = _lock(place)  # else another run's sweep would put it back
     try:
-        new.rename(place)
-    except BaseException:
-        old.rename(place)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
+        place.rename(old)
+        try:
+            new.rename(place)
+        except BaseException:
+            old.rename(place)
+            raise
+        shutil.rmtree(old, ignore_errors=True)
+    finally:
+        if lock is not None:
+            os.close(lock)
 
 
 def _lock(folder: Path) -> int | None:
