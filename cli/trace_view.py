@@ -16,7 +16,10 @@ from mlxgen.cli.output import size
 from mlxgen.trace_record import RuleEffect, Span, Trace, TracedStep
 
 SHOWN_CONTEXT = 24  # newest tokens of the context that a step shows
+SHOWN_PINNED = 4  # of the pinned ones before them
 BAR = 22
+CUTS = ("top_k", "top_p", "min_p")
+PINNED, DROPPED = "*", "×"  # after a token's id
 VISIBLE = {" ": "·", "\n": "↵", "\t": "→"}
 
 
@@ -69,14 +72,24 @@ def _show_step(console: Console, trace: Trace, step: TracedStep, rows: int) -> N
 def _context(trace: Trace, step: TracedStep) -> Text:
     prompt = len(trace.prompt_tokens)
     tokens = [*trace.prompt_tokens, *trace.tokens][: step.context_length]
-    line = Text(f"{step.context_length} tokens: {prompt} prompt, {step.context_length - prompt} generated\n")
+    made = step.context_length - prompt
+    line = Text(
+        f"{step.context_length:,} tokens: {prompt:,} prompt, {made:,} generated; {_time(step.seconds.context)}\n"
+    )
     first = max(0, len(tokens) - SHOWN_CONTEXT)
-    line.append("… " if first else "", style="dim")
-    for at, token in enumerate(tokens[first:], first):
+    pinned = min(step.cache.pinned, SHOWN_PINNED, first)
+    dropped = {at for a, b in step.cache.dropped for at in range(a, b)}
+    for at in [*range(pinned), *range(first, len(tokens))]:
+        if at == first and first > pinned:
+            line.append("… ", style="dim")
         if at == prompt:
-            line.append("|", style="dim")
-        line.append(visible(token.text), style="" if at < prompt else "bold")
-    return line
+            line.append("| ", style="dim")
+        mark = DROPPED if at in dropped else PINNED if at < step.cache.pinned else ""
+        line.append(visible(tokens[at].text), style="dim" if at in dropped else "" if at < prompt else "bold")
+        line.append(f"/{tokens[at].id}{mark} ", style="dim")
+    line.rstrip()
+    told = [f"{PINNED} pinned"] * bool(step.cache.pinned) + [f"{DROPPED} dropped from the cache"] * bool(dropped)
+    return line.append(f"\n{', '.join(told)}" if told else "", style="dim")
 
 
 def _network(trace: Trace, step: TracedStep) -> Text:
@@ -112,8 +125,13 @@ def _logits(trace: Trace, step: TracedStep) -> str:
 
 
 def _rules(step: TracedStep) -> str:
+    effects = [_effect(rule) for rule in step.rules]
+    cuts = [rule for rule in step.rules if rule.name in CUTS]
+    if cuts:
+        left = math.prod(rule.kept_probability for rule in cuts)
+        effects.append(f"renormalised: each of the {cuts[-1].kept:,} left is divided by their sum, {left:.4f}")
     drawn = "" if step.random is None else f"drawn with the random number {step.random:.4f}, "
-    return "\n".join([*(_effect(rule) for rule in step.rules), drawn + _time(step.seconds.sample)])
+    return "\n".join([*effects, drawn + _time(step.seconds.sample)])
 
 
 def _effect(rule: RuleEffect) -> str:
@@ -133,9 +151,10 @@ def _effect(rule: RuleEffect) -> str:
 def _candidates(step: TracedStep, rows: int) -> Table:
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
     table.add_column("", width=1)
-    table.add_column("token", width=18, no_wrap=True, overflow="ellipsis")
-    for name in ("logit", "model", "rules"):
-        table.add_column(name, justify="right", width=7)
+    table.add_column("token", width=16, no_wrap=True, overflow="ellipsis")
+    tempered = any(rule.name == "temperature" for rule in step.rules)
+    for name, width in (("logit", 7), ("model", 7), ("temp" if tempered else "", 7), ("rules", 10)):
+        table.add_column(name, justify="right", width=width)
     table.add_column("", width=BAR)
     shown = step.candidates[:rows]
     shown += [one for one in step.candidates[rows:] if one.token == step.chosen.token]
@@ -147,12 +166,16 @@ def _candidates(step: TracedStep, rows: int) -> Table:
             Text(visible(one.text)),
             f"{one.logit:.2f}",
             _percent(one.probability),
-            f"cut {one.cut_by.replace('_', '-')}"[:7] if one.cut_by else _percent(one.rule_probability),
+            _percent(one.tempered) if tempered else "",
+            f"cut {one.cut_by.replace('_', '-')}" if one.cut_by else _percent(one.rule_probability),
             Bar(most, 0, one.rule_probability, width=BAR, color="yellow" if chosen else "blue"),
             style="bold" if chosen else "dim" if one.cut_by else "",
         )
-    others = step.rest.probability + sum(one.probability for one in step.candidates if one not in shown)
-    table.add_row("", Text("the others"), "", _percent(others), "", "", style="dim")
+    model, temp, rules = (
+        _percent(round(max(0.0, 1 - sum(getattr(one, name) for one in shown)), 6))
+        for name in ("probability", "tempered", "rule_probability")
+    )
+    table.add_row("", Text("the others"), "", model, temp if tempered else "", rules, "", style="dim")
     return table
 
 
@@ -160,7 +183,8 @@ def _append(trace: Trace, step: TracedStep) -> Text:
     chosen = step.chosen
     text = Text(visible(chosen.text), style="bold")
     told = (
-        f"  rank {chosen.rank:,}, model {_percent(chosen.probability)}, rules {_percent(chosen.rule_probability)}"
+        f"  rank {chosen.rank:,}, model {_percent(chosen.probability)}, rules {_percent(chosen.rule_probability)},"
+        f" {_time(step.seconds.append)}"
         f"\ntext so far {_power(step.total_logprob)}"
     )
     if trace.greedy:

@@ -56,7 +56,7 @@ class Seen:
 
 
 class WatchedDecoder:
-    """The decoder itself, timed. unwatched: without the clock; newest: the ids [1, 1] of the last position processed."""
+    """The decoder itself, timed. unwatched: without the clock; newest: the last processed position's ids [1, 1]."""
 
     def __init__(self, decoder: GPT2) -> None:
         self.unwatched = decoder

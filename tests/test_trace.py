@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 from dataclasses import asdict
 from itertools import count
@@ -17,6 +18,7 @@ from click.testing import CliRunner, Result
 
 import mlxgen
 from mlxgen.cli.main import main
+from mlxgen.cli.trace_view import visible
 from mlxgen.trace_record import Trace
 
 from . import oracles
@@ -311,6 +313,35 @@ def test_the_terminal_tells_the_five_stages_of_each_step_in_80_columns(folder: P
         assert sum(line.startswith(stage) for line in lines) == 12
     assert result.stdout.count("cumulative sum 0.9") == 12
     assert "dropped 0–" in result.stdout
+
+
+def test_the_terminal_tells_what_the_page_tells(folder: Path) -> None:
+    args = (PROMPT, "-n", "3", "--max-kv-size", "12", "--keep", "2", "-t", "1.3", "-k", "9", "-p", "0.9")
+    record = json.loads(run(folder, *args, "--json").stdout)
+    *steps, _ = run(folder, *args, "--candidates", "5").stdout.split("\nStep ")
+    told = [re.split(r"^\d [A-Z]\w+ ", text, flags=re.M)[1:] for text in steps]
+    assert len(told) == 2
+    tokens = [*record["prompt_tokens"], *record["tokens"]]
+    for step, stages in zip(record["steps"], told, strict=False):
+        length = step["context_length"]
+        held = {at for a, b in step["cache"]["held"] for at in range(a, b)}
+        marks = ["×" if at not in held else "*" if at < 2 else "" for at in range(length)]
+        expected = [
+            f"{visible(token['text'])}/{token['id']}{mark}" for token, mark in zip(tokens[:length], marks, strict=True)
+        ]
+        first = max(0, length - 24)
+        listed = [*expected[: min(2, first)], *(["…"] if first > 2 else []), *expected[first:]]
+        words = [word for word in stages[0].split() if word != "|"]
+        start = words.index(listed[0])
+        assert words[start : start + len(listed)] == listed
+        assert all(re.search(r"\d (ms|s)\b", stage) for stage in stages)
+        left = math.prod(rule["kept_probability"] for rule in step["rules"])
+        assert f"left is divided by their sum, {left:.4f}" in stages[3]
+        for one in step["candidates"][:5]:
+            cut = "cut " + (one["cut_by"] or "").replace("_", "-")
+            shares = [one["probability"], one["tempered"], one["rule_probability"]]
+            words = [f"{one['logit']:.2f}", *(f"{100 * share:.2f}%" for share in shares)]
+            assert " ".join([*words[:3], cut if one["cut_by"] else words[3]]) in " ".join(stages[3].split())
 
 
 def test_the_terminal_obeys_nothing_that_the_text_says(folder: Path) -> None:
