@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mlxgen.cli.output import on_terminal, say, size, write, write_json
+from mlxgen.cli.output import CLEARED, on_terminal, say, size, write, write_json
 
 if TYPE_CHECKING:
     from mlxgen.weights.conversion import Conversion
     from mlxgen.weights.write import Progress
-
-CLEARED = "\033[K\033[?25h"  # the line gone, and the cursor, which the bar hides, there again
 
 
 @click.command(short_help="Make an MLX folder of a GPT-2 checkpoint.")
@@ -74,10 +72,9 @@ def convert(
             quantize=None if quantize is None else int(quantize),
             group_size=conversion.GROUP_SIZE if group_size is None else int(group_size),
             progress=progress,
+            warn=lambda warning: say(f"{CLEARED if progress else ''}Warning: {warning}"),
             **options,
         )
-    for warning in done.warnings:
-        say(f"Warning: {warning}")
     address = None if repo is None else upload.upload(done.folder, repo)
     if as_json:
         write_json({**conversion.as_json(done), "uploaded": address})
@@ -96,6 +93,8 @@ def _summary(done: Conversion, address: str | None) -> list[tuple[str, str]]:
         ("cache", f"{done.cache_bytes_per_token:,} bytes a token"),
         ("tokenizer", done.tokenizer),
     ]
+    if done.assumed_activation is not None:
+        lines.append(("activation", f"{done.assumed_activation} is assumed (--config FILE can name another)"))
     if v is not None:
         lines.append(("logits", f"differ by at most {v.largest_difference:.3g} (a text of {v.tokens} tokens)"))
         lines.append(("perplexity", f"{v.perplexity_before:.3f} before, {v.perplexity_after:.3f} after"))
@@ -121,4 +120,4 @@ def _bar(quiet: bool) -> Iterator[Progress | None]:
         yield show
     finally:
         if bars:
-            click.echo(f"\r{CLEARED}", nl=False, err=True)
+            click.echo(CLEARED, nl=False, err=True)

@@ -233,6 +233,7 @@ def test_the_config_says_what_mlx_lm_needs_and_keeps_what_the_source_says(tmp_pa
     shutil.copytree(source, copy)
     entries = json.loads((copy / "config.json").read_text())
     entries["max_position_embeddings"] = entries.pop("n_positions")
+    entries |= {"auto_map": {"AutoModel": "stranger.Model"}, "model_file": "stranger.py"}
     entries |= {"task_specific_params": {"x": 1}, "_name_or_path": "/home/someone", "dtype": "float32"}
     (copy / "config.json").write_text(json.dumps(entries))
     (copy / "generation_config.json").write_text('{"eos_token_id": 3}')
@@ -242,7 +243,7 @@ def test_the_config_says_what_mlx_lm_needs_and_keeps_what_the_source_says(tmp_pa
     written = json.loads((out / "config.json").read_text())
     assert written["n_ctx"] == written["n_positions"] == 64 and written["layer_norm_epsilon"] == 1e-5
     assert written["task_specific_params"] == {"x": 1}
-    assert not {"_name_or_path", "dtype", "max_position_embeddings"} & written.keys()
+    assert not {"_name_or_path", "dtype", "max_position_embeddings", "auto_map", "model_file"} & written.keys()
     assert (out / "generation_config.json").read_text() == '{"eos_token_id": 3}'
     assert (out / "LICENSE").read_text() == "the licence"
     from huggingface_hub import metadata_load

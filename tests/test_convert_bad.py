@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from mlxgen.cli.main import main
 from mlxgen.config import GPT2Config
 from mlxgen.errors import MlxgenError
-from mlxgen.weights import convert
+from mlxgen.weights import conversion, convert, verify
 
 from . import oracles
 
@@ -112,6 +113,44 @@ def test_nan_is_told_with_the_tensors_name(tmp_path: Path, source: Path) -> None
     assert "NaN" in done.warnings[1]
     result = CliRunner().invoke(main, ["convert", str(source), "-o", str(tmp_path / "told")])
     assert result.exit_code == 0 and "Warning: model.h.1.mlp.c_fc.bias holds NaN" in result.stderr
+
+
+def test_scales_that_overflow_are_told(tmp_path: Path, source: Path) -> None:
+    packed = convert(source, tmp_path / "packed", quantize=4, group_size=32).folder
+    stored: Any = mx.load(str(packed / "model.safetensors"))
+    stored["model.h.0.attn.c_attn.scales"][0, 0] = 1e6
+    stored["model.h.1.mlp.c_fc.biases"][0, 0] = float("nan")
+    mx.eval(stored)
+    mx.save_safetensors(str(packed / "model.safetensors"), stored)
+    told = convert(packed, tmp_path / "half", dtype="float16").warnings
+    assert len(told) == 2 and "c_attn.scales holds values too large for float16" in told[0]
+    assert "model.h.1.mlp.c_fc.biases holds NaN" in told[1]
+
+
+def test_warnings_are_shown_though_the_run_fails_later(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(source / "model.safetensors")
+    stored: Any = mx.load(path)
+    stored["transformer.wte.weight"][3, 3] = float("nan")
+    mx.eval(stored)
+    mx.save_safetensors(path, stored)
+
+    def fails(*_: Any) -> None:
+        raise MlxgenError("no comparison")
+
+    monkeypatch.setattr(conversion, "compare", fails)
+    result = CliRunner().invoke(main, ["convert", str(source), "-o", str(tmp_path / "out"), "--verify"])
+    assert result.exit_code == 1
+    assert result.stderr == "Warning: model.wte.weight holds NaN: the model cannot work\nError: no comparison\n"
+
+
+def test_verify_keeps_the_digits_over_a_whole_vocabulary() -> None:
+    numbers = np.random.default_rng(0).normal(scale=3, size=(4, 50257)).astype(np.float32)
+    exact = numbers.astype(np.float64)
+    loss = np.log(np.exp(exact).sum(-1))[:-1] - exact[[0, 1, 2], [5, 50000, 7]]
+    wanted = np.exp(loss.mean())
+    assert abs(verify._perplexity(mx.array(numbers), mx.array([0, 5, 50000, 7])) / wanted - 1) < 1e-6
 
 
 def test_the_terminal_tells_what_was_done(tmp_path: Path, source: Path) -> None:

@@ -14,8 +14,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 
 import mlxgen
+from mlxgen.cli.main import main
 from mlxgen.config import GPT2Config
 from mlxgen.errors import ModelError
 from mlxgen.weights import convert
@@ -274,6 +276,27 @@ def test_mingpt_with_its_own_config(tmp_path: Path) -> None:
     assert "mlx-lm cannot open" in done.warnings[0]  # its head is its own
 
 
+@pytest.mark.parametrize("head", [True, False])
+def test_a_bare_nanogpt_with_masks_is_told_from_mingpt_by_its_head(tmp_path: Path, head: bool) -> None:
+    model = small_gpts.GPT(len(CHARACTERS), **SHAPE)
+    masks = {f"transformer.h.{layer}.attn.bias": torch.ones(16, 16).tril()[None, None] for layer in range(2)}
+    state = {**model.state_dict(), **masks}  # as nanoGPT has them where there is no flash attention
+    if not head:
+        del state["lm_head.weight"]
+    torch.save(state, tmp_path / "nano.pt")
+    config, vocab = tmp_path / "heads.json", characters(tmp_path)
+    config.write_text('{"n_head": 4}')
+    done = convert(tmp_path / "nano.pt", tmp_path / "out", config=config, vocab=vocab)
+    assert done.kind == "nanoGPT state dict" and done.assumed_activation == "gelu"
+    assert agree(mlx_logits(done.folder), small_gpts.logits(model, IDS))
+    command = ["convert", str(tmp_path / "nano.pt"), "--config", str(config), "--vocab", str(vocab), "--force"]
+    result = CliRunner().invoke(main, [*command, "-o", str(tmp_path / "out")])
+    assert "activation  gelu is assumed (--config FILE can name another)\n" in result.stdout
+    config.write_text('{"n_head": 4, "activation_function": "gelu_new"}')
+    result = CliRunner().invoke(main, [*command, "-o", str(tmp_path / "out")])
+    assert result.exit_code == 0 and "assumed" not in result.stdout
+
+
 def test_mingpts_first_version(tmp_path: Path) -> None:
     model = small_gpts.FirstGPT(len(CHARACTERS), **SHAPE)
     torch.save(model.state_dict(), tmp_path / "first.pt")
@@ -360,3 +383,19 @@ def test_openais_tensorflow_checkpoint_names_the_hubs(tmp_path: Path) -> None:
     for name in ("encoder.json", "vocab.bpe", "model.ckpt.index", "model.ckpt.data-00000-of-00001", "checkpoint"):
         (folder / name).write_text("")
     assert "openai-community/gpt2-medium" in refusal(folder, tmp_path / "none")
+    (folder / "model.ckpt.index").unlink()  # not all of it was downloaded
+    assert "openai-community/gpt2-medium" in refusal(folder, tmp_path / "none")
+
+
+@pytest.mark.parametrize("lightning", [False, True])
+def test_a_pytorch_file_called_model_ckpt_is_not_tensorflows(tmp_path: Path, lightning: bool) -> None:
+    model = nano(tmp_path / "nano")
+    content: Any = torch.load(tmp_path / "nano" / "ckpt.pt", weights_only=True)
+    if lightning:
+        content = {"state_dict": {"model." + name: tensor for name, tensor in content["model"].items()}, "epoch": 3}
+        (tmp_path / "heads.json").write_text('{"n_head": 4}')
+    (tmp_path / "nano" / "ckpt.pt").unlink()
+    torch.save(content, tmp_path / "nano" / "model.ckpt")
+    config = tmp_path / "heads.json" if lightning else None
+    done = convert(tmp_path / "nano", tmp_path / "out", config=config, vocab=characters(tmp_path))
+    assert agree(mlx_logits(done.folder), small_gpts.logits(model, IDS))

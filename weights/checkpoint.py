@@ -41,6 +41,7 @@ class Checkpoint:
     dataset: str | None = None  # the name of nanoGPT's data folder
     repo: str | None = None  # on the hub
     commit: str | None = None
+    activation_assumed: bool = False  # a state dict does not say it
 
     @property
     def stored(self) -> dict[str, StoredTensor]:

@@ -43,6 +43,7 @@ class Conversion:
     quantization: Quantization | None
     cache_bytes_per_token: int
     tokenizer: str  # where it is from
+    assumed_activation: str | None  # of a state dict, which does not say it
     warnings: tuple[str, ...]
     verification: Verification | None
 
@@ -128,6 +129,7 @@ def convert(
         quantization,
         weights.config.cache_bytes_per_token(DTYPES[stored_as].size),
         tokenizer,
+        weights.config.activation_function if checkpoint.activation_assumed else None,
         tuple(warnings),
         verification,
     )

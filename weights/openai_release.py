@@ -11,11 +11,14 @@ from mlxgen.config import read_json
 from mlxgen.errors import ModelError
 
 BY_LAYERS = {12: "gpt2", 24: "gpt2-medium", 36: "gpt2-large", 48: "gpt2-xl"}
+PIECES = ("*.ckpt*.index", "*.ckpt*.data-*", "*.ckpt*.meta")  # a PyTorch file may be called model.ckpt
 
 
 def refuse_release(folder: Path) -> None:
     """Raise ModelError, naming the same model on the hub, where ``folder`` is a TensorFlow checkpoint."""
-    if not any(folder.glob("*.ckpt*.index")) and not any(folder.glob("model.ckpt*")):
+    if not any(any(folder.glob(piece)) for piece in PIECES) and not (
+        (folder / "checkpoint").is_file() and (folder / "hparams.json").is_file()
+    ):
         return
     if any(folder.glob("*.safetensors")) or any(folder.glob("pytorch_model*.bin")):
         return

@@ -1,7 +1,8 @@
 """A state dict without a model folder around it: whose it is, and the config that follows from its shapes.
 
 GPT-2's own lineage keeps its products as "Conv1D", [in, out]; nanoGPT and minGPT as nn.Linear, [out, in]. The shape of
-c_attn (three times as many outputs as inputs) tells which.
+c_attn (three times as many outputs as inputs) tells which. Both have mask buffers where nanoGPT finds no flash
+attention; only minGPT has a head of its own.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def checkpoint_of(content: Any, tensors: dict[str, Held], file: Path, config: Pa
             kind, entries = "nanoGPT checkpoint", nanogpt.ENTRIES | _from_gpt(arguments)
         elif not is_linear(named):
             kind, entries = "state dict", {}
-        elif any(MASK.fullmatch(name) for name in named):
+        elif any(MASK.fullmatch(name) for name in named) and not _is_tied(named):
             kind, entries = "minGPT state dict", mingpt.ENTRIES
         else:
             kind, entries = "nanoGPT state dict", nanogpt.ENTRIES
@@ -73,7 +74,20 @@ def checkpoint_of(content: Any, tensors: dict[str, Held], file: Path, config: Pa
     if is_linear(named):
         named = nanogpt.with_biases(named)
         entries.setdefault("tie_word_embeddings", "lm_head.weight" not in named)
-    return Checkpoint(kind, entries, named, file.parent, file, nanogpt.dataset(content))
+    assumed = given.get("activation_function") is None
+    return Checkpoint(kind, entries, named, file.parent, file, nanogpt.dataset(content), activation_assumed=assumed)
+
+
+def _is_tied(tensors: Mapping[str, Held]) -> bool:
+    """Whether the head is the embedding: the same numbers, or only one of the two is there."""
+    head, embedding = tensors.get("lm_head.weight"), tensors.get("model.wte.weight")
+    if head is None or embedding is None:
+        return True
+    if head.stored.shape != embedding.stored.shape:
+        return False
+    import mlx.core as mx
+
+    return bool(mx.array_equal(head.read(), embedding.read(), equal_nan=True).item())
 
 
 def _given(config: Path | None, file: Path) -> dict[str, Any]:

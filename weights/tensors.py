@@ -118,7 +118,7 @@ def _job(weights: Weights, target: str, shape: tuple[int, ...], wish: Wish, warn
     path = target.removesuffix(".weight")
     packed = target.endswith(".weight") and path in weights.layout.packed
     if packed and wish.quantization is None and not wish.unpack:
-        return _packed_job(weights, path, wish)
+        return _packed_job(weights, path, wish, warn)
     dtype = wish.dtype or weights.plain_dtype(target)
     quantization = wish.quantization
     if quantization is not None and _packable(path, shape, quantization, wish.keep_head):
@@ -161,7 +161,7 @@ def _quantized_job(
     return Job(parts, make)
 
 
-def _packed_job(weights: Weights, path: str, wish: Wish) -> Job:
+def _packed_job(weights: Weights, path: str, wish: Wish, warn: Callable[[str], None]) -> Job:
     """A packed layer that stays packed; its scales and biases can change type."""
     parts, casts = [], []
     for kind in ("weight", "scales", "biases"):
@@ -174,7 +174,7 @@ def _packed_job(weights: Weights, path: str, wish: Wish) -> Job:
         casts.append((f"{path}.{kind}", dtype))
 
     def make() -> Sequence[mx.array]:
-        return [weights.stored(target).astype(dtype) for target, dtype in casts]
+        return [_sound(weights.stored(target), target, dtype, warn) for target, dtype in casts]
 
     return Job(tuple(parts), make)
 
@@ -182,7 +182,7 @@ def _packed_job(weights: Weights, path: str, wish: Wish) -> Job:
 def _sound(array: mx.array, target: str, dtype: mx.Dtype, warn: Callable[[str], None]) -> mx.array:
     """The array in its new type; NaN and infinities are told, once for each tensor."""
     cast = mx.contiguous(array.astype(dtype))
-    if not mx.isfinite(cast).all().item():
+    if mx.issubdtype(dtype, mx.floating) and not mx.isfinite(cast).all().item():
         if mx.isnan(array).any().item():
             warn(f"{target} holds NaN: the model cannot work")
         elif not mx.isfinite(array).all().item():

@@ -11,6 +11,7 @@ import mlx.core as mx
 
 from mlxgen import backend
 from mlxgen.errors import ModelError
+from mlxgen.softmax import log_softmax
 from mlxgen.weights.tensors import Weights
 
 if TYPE_CHECKING:
@@ -78,7 +79,6 @@ def _logits(decoder: GPT2, tokens: mx.array) -> mx.array:
 
 
 def _perplexity(logits: mx.array, tokens: mx.array) -> float:
-    logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
-    chosen = mx.take_along_axis(logprobs[:-1], tokens[1:, None], axis=-1)
+    chosen = mx.take_along_axis(log_softmax(logits)[:-1], tokens[1:, None], axis=-1)
     loss = -float(chosen.mean())
     return math.exp(loss) if loss < 700 else math.inf

@@ -7,7 +7,8 @@ from typing import Any
 
 from mlxgen.config import GPT2Config, Quantization
 
-#: Entries of a config.json that describe its first home, or other spellings of entries that are written anew.
+#: Entries of a config.json that describe its first home, or other spellings of entries that are written anew,
+#: or name Python files beside it, which are not copied and which other programs would run.
 DROPPED = (
     "_name_or_path",
     "transformers_version",
@@ -19,6 +20,8 @@ DROPPED = (
     "hidden_size",
     "num_hidden_layers",
     "num_attention_heads",
+    "auto_map",
+    "model_file",
 )
 
 
