@@ -140,7 +140,10 @@ class Session:
         return recorder.finish()
 
     def stream(self, addition: str | Sequence[int] = "", **options: Unpack[Options]) -> Iterator[Step]:
-        """As generate(), a token at a time. Wherever the caller stops, the session has every token it was given."""
+        """As generate(), a token at a time. Wherever the caller stops, the session has every token it was given.
+
+        Options that are refused are refused here, and the session stays as it was.
+        """
         from mlxgen.generate import SESSION, prompt_ids, session_steps
 
         if fixed := set(options) & set(SESSION):
@@ -148,8 +151,13 @@ class Session:
         if self.unknown and not self.tokens and not addition:
             raise OptionError("the file does not say which tokens its cache holds; extend the session first")
         empty = not (self.tokens or self.unknown or addition)
+        before = self.mark()
         self.extend(prompt_ids(self.model, "") if empty else addition)
-        return session_steps(self, options)
+        try:
+            return session_steps(self, options)
+        except BaseException:
+            self.rewind(to=before)
+            raise
 
     def mark(self) -> Mark:
         """The present place, for rewind(to=...)."""

@@ -157,3 +157,17 @@ def test_the_cache_is_the_callers_if_it_brings_one(small, weights):
     np.testing.assert_allclose(np.array(session.prefill())[0], expected, rtol=0, atol=1e-4)
     assert session.cache[0] is cache[0]
     assert cache[0].offset == 8
+
+
+@pytest.mark.parametrize("option", [{"temperature": -1}, {"max_tokens": 0}, {"colour": 1}, {"stop": 5}], ids=str)
+def test_a_refused_option_leaves_the_session_as_it_was(model, option):
+    session = Session(model)
+    session.extend([1, 2, 3])
+    session.generate([4], max_tokens=2, seed=0)
+    before, computed = list(session.tokens), session.computed
+    for call in (session.generate, session.stream):
+        with pytest.raises((ValueError, TypeError)):
+            call([5, 6], **option)
+        assert session.tokens == before
+    session.generate([5, 6], max_tokens=1, seed=0)
+    assert session.computed == computed + 3
