@@ -7,12 +7,14 @@ a file is believed: its header is checked before an array is read, then the mode
 from __future__ import annotations
 
 import errno
+import glob
 import hashlib
 import json
 import math
 import os
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn, cast
@@ -54,9 +56,11 @@ def write(session: Session, path: str | Path, notes: Mapping[str, Any] | None = 
     """Save a session; returns the path, to which .safetensors is added where it is missing.
 
     notes: what the caller wants back from read(), as JSON. The file is written beside its place and renamed into it,
-    so that an older one there stays whole until the new one is. Raises SessionFileError.
+    so that an older one there stays whole until the new one is. Only a session or an mlx-lm prompt cache is replaced.
+    Raises SessionFileError.
     """
     path = _with_suffix(Path(path))
+    _check_place(path)
     for layer in session.cache:
         if type(layer).__name__ not in CLASSES:
             raise OptionError(f"a session on a {type(layer).__name__} cannot be saved; use mlxgen's own cache")
@@ -77,6 +81,7 @@ def write(session: Session, path: str | Path, notes: Mapping[str, Any] | None = 
     own["digest"] = _digest(arrays, own)
     metadata = dict(tree_flatten([own, [type(layer).__name__ for layer in session.cache], scalars]))
     part = path.with_name(f".{path.stem}.{os.getpid()}.part{SUFFIX}")
+    _sweep(path)
     try:
         mx.save_safetensors(str(part), arrays, cast(dict[str, str], metadata))
         if not _is_whole(part):
@@ -260,6 +265,37 @@ def _is_whole(path: Path) -> bool:
     except SessionFileError:
         return False
     return True
+
+
+def _check_place(path: Path) -> None:
+    """Refuse to replace what is no prompt cache, such as a model's weights. An empty file is nobody's work."""
+    try:
+        if not path.is_file() or path.stat().st_size == 0:
+            return
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(length)) if length <= MAX_HEADER else {}
+        cache = "1.0" in header["__metadata__"]  # the first layer's class
+    except OSError as error:
+        raise SessionFileError(f"cannot save the session to {path}: {error.strerror or error}") from None
+    except (ValueError, TypeError, KeyError, RecursionError):
+        cache = False
+    if not cache:
+        _refuse(path, "it exists and is no session file, so it is not replaced; choose another name")
+
+
+def _sweep(path: Path) -> None:
+    """Remove the parts that killed processes left of files for this place."""
+    for part in path.parent.glob(f".{glob.escape(path.stem)}.*.part{SUFFIX}"):
+        number = part.name.split(".")[-3]
+        try:
+            if number.isdecimal() and int(number) > 0:
+                os.kill(int(number), 0)  # sends nothing, and fails where there is no such process
+        except ProcessLookupError:
+            with suppress(OSError):
+                part.unlink()
+        except (OSError, OverflowError):
+            continue  # another user's process
 
 
 def _digest(arrays: Mapping[str, mx.array], own: Mapping[str, str]) -> str:

@@ -201,3 +201,33 @@ def test_killed_while_saving_the_old_file_is_whole(model, folder, tmp_path):
         child.wait()
         child.stdout.close()
         assert len(Session.load(path, model).tokens) in (0, 36)
+
+
+def test_only_a_session_or_a_prompt_cache_is_replaced(model, folder, tmp_path):
+    session = Session(model)
+    session.generate("abc", max_tokens=2, seed=0)
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes((folder / "model.safetensors").read_bytes())
+    text = tmp_path / "text.safetensors"
+    text.write_text("Once upon a time " * 9)
+    for path in (weights, text):
+        before = path.read_bytes()
+        with pytest.raises(SessionFileError, match="is no session file, so it is not replaced") as caught:
+            session.save(path)
+        assert path.read_bytes() == before and "\n" not in str(caught.value)
+    theirs = mlx_lm_cache.load_prompt_cache(str(session.save(tmp_path / "ours")))
+    mlx_lm_cache.save_prompt_cache(str(tmp_path / "theirs.safetensors"), theirs)
+    (tmp_path / "empty.safetensors").touch()
+    for name in ("ours", "theirs", "empty"):
+        assert Session.load(session.save(tmp_path / name), model).tokens == session.tokens
+
+
+def test_what_a_killed_save_left_is_swept_up_by_the_next(model, tmp_path):
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    left = tmp_path / f".a[b].{gone.pid}.part.safetensors"
+    others = [tmp_path / f".{name}.part.safetensors" for name in (f"c.{gone.pid}", f"a[b].{os.getppid()}", "a[b].x")]
+    for path in (left, *others):
+        path.touch()
+    Session(model).save(tmp_path / "a[b]")
+    assert not left.exists() and all(path.exists() for path in others)
