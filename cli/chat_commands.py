@@ -78,8 +78,7 @@ class Commands:
         words = rest or (self.ask(self.conversation.turns[-1].user) if self.ask else "")
         if not words.strip():
             raise OptionError("nothing to say instead: /edit TEXT")
-        self.conversation.undo()
-        self._answer(lambda: self.conversation.say(words))
+        self._answer(lambda: self.conversation.edit(words))
 
     def save(self, rest: str) -> None:
         """write the conversation to a file, cache included"""

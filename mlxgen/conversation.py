@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from mlxgen.chooser import checked_seed
@@ -62,17 +62,12 @@ class Conversation:
         self.turns: list[Turn] = []
         self._keep = keep
 
-    def say(self, text: str, attempt: int = 0) -> Iterator[Step]:
+    def say(self, text: str) -> Iterator[Step]:
         """The model's answer, a step at a time. Wherever the caller stops, what was written so far is the answer.
 
-        Raises OptionError and ContextError here, with nothing changed.
+        Raises OptionError and ContextError here. A turn that is refused, here or at a step, leaves nothing changed.
         """
-        turn = self._begin(text if self.template.name == "model" else text.rstrip(), attempt)
-        try:
-            return self._answer(turn, self._steps(turn))
-        except MlxgenError:
-            self.undo()
-            raise
+        return self._say(text, 0, self._way_back())
 
     def undo(self) -> Turn:
         """Take the newest turn back, out of the cache as well; returns it."""
@@ -84,8 +79,15 @@ class Conversation:
 
     def retry(self) -> Iterator[Step]:
         """Another answer to the same words."""
+        back = self._way_back()
         turn = self.undo()
-        return self.say(turn.user, turn.attempt + 1)
+        return self._say(turn.user, turn.attempt + 1, back)
+
+    def edit(self, text: str) -> Iterator[Step]:
+        """An answer to other words in place of the newest turn's."""
+        back = self._way_back()
+        self.undo()
+        return self._say(text, 0, back)
 
     def reset(self) -> None:
         """Forget all turns; the system text stays."""
@@ -124,6 +126,25 @@ class Conversation:
             raise SessionFileError(f"{path}: its conversation is not readable ({error})") from None
         self.session, self.turns, self.template, self.system, self.seed = session, turns, template, system, seed
 
+    def _way_back(self) -> Callable[[], None]:
+        """What makes the conversation as it is now, when a turn is refused later."""
+        session, turns = self.session, [replace(turn) for turn in self.turns]
+        tokens, breaks, keep = list(session.tokens), list(session.breaks), session.keep
+
+        def back() -> None:
+            session.reset_to(tokens)
+            session.breaks, session.keep, self.turns = breaks, keep, turns
+
+        return back
+
+    def _say(self, text: str, attempt: int, back: Callable[[], None]) -> Iterator[Step]:
+        try:
+            turn = self._begin(text if self.template.name == "model" else text.rstrip(), attempt)
+            return self._answer(turn, self._steps(turn), back)
+        except MlxgenError:
+            back()
+            raise
+
     def _begin(self, text: str, attempt: int) -> Turn:
         """Bring the context to the place where the answer begins."""
         session = self.session
@@ -136,12 +157,8 @@ class Conversation:
             self.reset()
             rest = whole
         mark = session.mark()
-        try:
-            ids = session.model.tokenizer.encode(rest)
-            session.extend(ids if ids or session.tokens else prompt_ids(session.model, ""))
-        except MlxgenError:
-            session.rewind(to=mark)
-            raise
+        ids = session.model.tokenizer.encode(rest)
+        session.extend(ids if ids or session.tokens else prompt_ids(session.model, ""))
         index = len(self.turns)
         seed = self.seed if index == attempt == 0 else random.Random(f"{self.seed} {index} {attempt}").getrandbits(32)
         turn = Turn(text, mark.tokens, mark.processed, len(session.tokens), whole, seed, attempt)
@@ -157,7 +174,7 @@ class Conversation:
         options["seed"] = turn.seed
         return session_steps(self.session, options)
 
-    def _answer(self, turn: Turn, steps: Iterator[Step]) -> Iterator[Step]:
+    def _answer(self, turn: Turn, steps: Iterator[Step], back: Callable[[], None]) -> Iterator[Step]:
         try:
             for step in steps:
                 turn.answer += step.text
@@ -166,7 +183,7 @@ class Conversation:
             if turn.finish_reason == "interrupted":  # there was no room for a single step
                 turn.finish_reason = "context"
         except MlxgenError:
-            self.undo()
+            back()
             raise
         finally:
             steps.close()  # type: ignore[attr-defined]  # the loop's generator puts the session in order

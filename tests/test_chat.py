@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from mlxgen import load
 from mlxgen.cli.main import main
 from mlxgen.conversation import Conversation
-from mlxgen.errors import OptionError
+from mlxgen.errors import MlxgenError, OptionError
 from mlxgen.model import Model
 from mlxgen.session import Session
 from mlxgen.session_file import SessionFileError
@@ -160,6 +160,35 @@ def test_retry_gives_another_answer_and_undo_the_first_one_again(model):
     assert len({first, *answers}) == 4 and len(talk.turns) == 1
     talk.undo()
     assert said(talk.say("One")) == first
+
+
+def test_a_refused_retry_or_edit_leaves_the_turn(model):
+    talk = conversation(model, temperature=1.5, top_k=None)
+    for words in ("One", "Two"):
+        said(talk.say(words))
+    next_answer = said(talk.say("Three"))
+    talk.undo()
+    answers, tokens, breaks = [turn.answer for turn in talk.turns], list(talk.session.tokens), [*talk.session.breaks]
+    nothing = lambda tokens, logits: logits - float("inf")  # noqa: E731
+    for changes in ({"temperature": -1}, {"logits_processors": [nothing]}):
+        for again in (talk.retry, lambda: talk.edit("Other"), lambda: talk.say("Other")):
+            good, talk.options = talk.options, {**talk.options, **changes}
+            with pytest.raises(MlxgenError):
+                said(again())
+            talk.options = good
+            assert [turn.answer for turn in talk.turns] == answers
+            assert talk.session.tokens == tokens and talk.session.breaks == breaks
+    assert said(talk.say("Three")) == next_answer
+    assert said(talk.edit("Four")) == said(talk.edit("Four")) and len(talk.turns) == 3
+
+
+def test_an_edit_that_does_not_fit_leaves_the_turn(model):
+    talk = conversation(model)
+    talk.session = Session(model)
+    said(talk.say("hi"))
+    with pytest.raises(MlxgenError, match="128 positions"):
+        talk.edit("x" * 200)
+    assert [turn.user for turn in talk.turns] == ["hi"] and talk.turns[0].answer
 
 
 def test_an_answer_left_early_is_kept(model):
