@@ -82,6 +82,7 @@ def trace(
         n_positions=config.n_positions,
         vocab_size=config.vocab_size,
         options=_in_force(sampling, session, options),
+        candidates=min(candidates, config.vocab_size),
         seed=seed,
         prompt=prompt if isinstance(prompt, str) else list(prompt),
         prompt_tokens=[traced_token(model.tokenizer, token) for token in ids],

@@ -41,6 +41,7 @@ def page_data(trace: Trace) -> dict[str, Any]:
         "n_positions": trace.n_positions,
         "vocab_size": trace.vocab_size,
         "options": trace.options,
+        "candidates": trace.candidates,
         "seed": trace.seed,
         "prompt": [token.id for token in trace.prompt_tokens],
         "pieces": pieces,

@@ -155,9 +155,10 @@ class TracedStep:
 
     context_length: tokens in the context when the token is chosen; processed: how many of them went through the
     network in this step (the prompt in the first, then one). entropy, rule_entropy: bits, before and after the rules.
-    key: the step's random key, two 32-bit words; random: the number between 0 and 1 drawn with it, see Chosen (both
-    None where nothing is random). text: what became certain in the answer. total_logprob: the sum of
-    the chosen tokens' logprobs so far, so its exponential is the probability of the text.
+    key: the step's random key, two 32-bit words; random: the number between 0 and 1 drawn with it, see Chosen. Both are
+    None where nothing is random, and `random` also where this version of MLX draws in another way. text: what became
+    certain in the answer. total_logprob: the sum of the chosen tokens' logprobs so far, so its exponential is the
+    probability of the text.
     """
 
     index: int
@@ -193,7 +194,8 @@ class GreedyPath:
 class Trace:
     """A traced generation. `text` is the answer, the same that generate() gives for this seed.
 
-    options: the sampling and cache options in force. greedy: None where the rules are greedy anyway.
+    options: the sampling and cache options in force. candidates: how many of the highest logits each step keeps; a
+    token chosen from beyond them stands after them. greedy: None where the rules are greedy anyway.
     """
 
     model: str
@@ -203,6 +205,7 @@ class Trace:
     n_positions: int
     vocab_size: int
     options: dict[str, Any]
+    candidates: int
     seed: int
     prompt: str | list[int]
     prompt_tokens: list[Token]

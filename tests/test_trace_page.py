@@ -279,6 +279,23 @@ def test_hovering_a_candidate_shows_its_numbers(opened: Browser, trace: Trace) -
     assert f"id {one.token}: logit {one.logit:.3f}; number 5 of 50,257" in opened.text("#detail").replace("−", "-")
 
 
+def test_few_candidates_are_told_as_what_they_are(browser: Browser, big_model: mlxgen.Model, tmp_path: Path) -> None:
+    record = mlxgen.trace(big_model, PROMPT, 4, seed=3, candidates=10, temperature=1.5, top_k=None, ignore_eos=True)
+    step = record.steps[-1]
+    assert step.chosen.rank > 11 and len(step.candidates) == 11
+    file = tmp_path / "page.html"
+    file.write_text(page(record), encoding="utf-8")
+    browser.open(file)
+    browser.click(f"#tokens button[data-step='{step.index}']")
+    assert f"rank {step.chosen.rank:,} of 50,257" in browser.text("#detail")
+    assert browser.js("return document.getElementById('top-k').max") == "11"
+    for value, said in ((11, "off"), (10, "10")):
+        browser.move("top-k", value)
+        assert browser.text("#top-k + output") == said
+    told = browser.js("return document.querySelector('#rules [data-rule=top_k]').dataset.kept")
+    assert told == "10"
+
+
 def test_light_and_dark_follow_the_system_until_the_button_changes_them(opened: Browser) -> None:
     paper = "return getComputedStyle(document.body).backgroundColor"
     light = opened.js(paper)

@@ -273,8 +273,9 @@
     const fate = result.cutBy[i] ? `cut by ${RULES[result.cutBy[i]][0].toLowerCase()}` : `kept, drawn with ${percent(result.final[i])}`;
     const adjusted = step.raw && step.raw[i] !== step.logits[i] ? `, ${signed(step.logits[i], 3)} after penalties and bias` : "";
     const tempered = rules.temperature === 0 ? "" : `, after the temperature ${percent(result.tempered[i])}`;
+    const number = step.ids[i] === step.chosen.token ? `rank ${count(step.chosen.rank)}` : `number ${i + 1}`;
     fill("detail", quoted(step.ids[i]), step.ids[i] === step.chosen.token ? " (chosen)" : "",
-      ` id ${step.ids[i]}: logit ${signed((step.raw ?? step.logits)[i], 3)}${adjusted}; number ${i + 1} of ${count(trace.vocab_size)}; model ${percent(model[i])}${tempered}; ${fate}.`);
+      ` id ${step.ids[i]}: logit ${signed((step.raw ?? step.logits)[i], 3)}${adjusted}; ${number} of ${count(trace.vocab_size)}; model ${percent(model[i])}${tempered}; ${fate}.`);
     document.querySelectorAll("#candidates tbody tr").forEach((row) => row.classList.toggle("shown", Number(row.dataset.token) === step.ids[i]));
   }
 
@@ -377,7 +378,7 @@
 
   const CONTROLS = {
     temperature: { key: "temperature", read: Number, write: (value) => value, say: (value) => (value === 0 ? "greedy" : String(+value.toFixed(3))) },
-    "top-k": { key: "topK", read: (x) => (Number(x) > 200 ? null : Number(x)), write: (value) => value ?? 201, say: (value) => (value == null ? "off" : String(value)) },
+    "top-k": { key: "topK", read: (x) => (Number(x) > trace.candidates ? null : Number(x)), write: (value) => value ?? trace.candidates + 1, say: (value) => (value == null ? "off" : String(value)) },
     "top-p": { key: "topP", read: (x) => (Number(x) >= 1 ? null : Number(x)), write: (value) => value ?? 1, say: (value) => (value == null ? "off" : String(+value.toFixed(4))) },
   };
 
@@ -404,6 +405,7 @@
     }
     buildText();
     $("slider").max = steps.length;
+    $("top-k").max = trace.candidates + 1; // the last one turns it off
     $("temperature").max = Math.max(2, actual.temperature);
     for (const [id, control] of Object.entries(CONTROLS)) {
       $(id).addEventListener("input", () => {
