@@ -93,14 +93,16 @@ def trace(ctx: click.Context, /, prompt: str | None, **given: Any) -> None:
 def _write_page(record: Trace, file: str) -> int:
     """Write the page next to its place and rename it into it; returns its size in bytes."""
     import os
+    import secrets
     from pathlib import Path
 
     from mlxgen.trace_page import page
 
     content = page(record).encode()
-    unfinished = Path(f"{file}.part")
+    unfinished = Path(f"{file}.{secrets.token_hex(4)}.part")  # nobody's file
     try:
-        unfinished.write_bytes(content)
+        with unfinished.open("xb") as out:
+            out.write(content)
         os.replace(unfinished, file)
     finally:
         unfinished.unlink(missing_ok=True)
