@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
 from mlxgen.detokenizer import byte_alphabet, piece_bytes
+from mlxgen.samplers import draw
 from mlxgen.tokenizer import Tokenizer
 from mlxgen.trace_record import Rest, Token
 
 Row = npt.NDArray[np.float64]  # one number for each token of the vocabulary
 
 BANDS = 24  # groups of the rest: their mass is then right to about 1e-4 at any usual temperature
+PROBES, PROBED = 8, 100  # draws, each of so many tokens, that tell how MLX draws
 ROUNDING = 1e-4  # MLX adds probabilities up in float32
 _ALPHABET = byte_alphabet()
 
@@ -31,15 +35,32 @@ def rest_of(adjusted: Row, p: Row, rule_p: Row, top: list[int]) -> Rest:
     return Rest(int(others.sum()), float(p[others].sum()), float(rule_p[others].sum()), groups)
 
 
-def random_number(key: mx.array | None, interval: tuple[float, float]) -> float | None:
+def random_number(key: mx.array | None) -> float | None:
     """The number that decided the draw, by which MLX walks along the kept tokens in order of their ids.
 
     None without a draw, and for a version of MLX that draws in another way.
     """
-    if key is None:
+    if key is None or not draws_along_a_line(str(mx.default_device())):
         return None
-    number = float(np.array(mx.random.uniform(shape=(), key=key)))
-    return number if interval[0] - ROUNDING <= number <= interval[1] + ROUNDING else None
+    return _uniform(key)
+
+
+@cache
+def draws_along_a_line(device: str) -> bool:
+    """Whether every draw of a few known ones is the token that the key's random number falls on."""
+    logits = mx.sin(mx.arange(PROBED, dtype=mx.float32))[None]
+    p = softmax(row(logits))
+    ends = np.cumsum(p)
+    for seed in range(PROBES):
+        key = mx.random.key(seed)
+        token, number = int(np.array(draw(logits, key))[0]), _uniform(key)
+        if not ends[token] - p[token] - ROUNDING <= number <= ends[token] + ROUNDING:
+            return False
+    return True
+
+
+def _uniform(key: mx.array) -> float:
+    return float(np.array(mx.random.uniform(shape=(), key=key)))
 
 
 def traced_token(tokenizer: Tokenizer, token: int) -> Token:

@@ -173,7 +173,7 @@ class WatchedChooser(Chooser):
             rest=rest_of(adjusted, p, rule_p, top),
             rules=effects,
             key=None if self._key_used is None else [int(word) for word in np.array(self._key_used)],
-            random=random_number(self._key_used, interval),
+            random=random_number(self._key_used),
             interval=interval,
             chosen=chosen,
             rank=1 + int((raw > raw[chosen]).sum() + (raw[:chosen] == raw[chosen]).sum()),

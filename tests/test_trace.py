@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
@@ -19,6 +20,7 @@ from click.testing import CliRunner, Result
 import mlxgen
 from mlxgen.cli.main import main
 from mlxgen.cli.trace_view import visible
+from mlxgen.trace_numbers import draws_along_a_line
 from mlxgen.trace_record import Trace
 
 from . import oracles
@@ -126,6 +128,22 @@ def test_the_random_number_falls_on_the_chosen_token(model: mlxgen.Model) -> Non
         assert step.chosen.interval[1] == pytest.approx(end, abs=1e-6)
     assert len({step.random for step in trace.steps}) == 40
     assert all(step.random is None and step.key is None for step in traced(model, temperature=0).steps)
+
+
+def test_no_random_number_is_told_where_mlx_draws_in_another_way(
+    model: mlxgen.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gumbel(logits: mx.array, key: mx.array) -> mx.array:
+        return mx.argmax(logits + mx.random.gumbel(logits.shape, key=key), axis=-1)
+
+    draws_along_a_line.cache_clear()
+    monkeypatch.setattr(mx.random, "categorical", gumbel)
+    try:
+        steps = traced(model, steps=20, temperature=0.1).steps  # likely tokens, whose part of the line is long
+        assert max(step.chosen.rule_probability for step in steps) > 0.5
+        assert all(step.random is None and step.key is not None for step in steps)
+    finally:
+        draws_along_a_line.cache_clear()
 
 
 def test_the_rest_as_one_mass_stands_for_its_tokens_at_any_temperature(model: mlxgen.Model) -> None:
@@ -360,11 +378,13 @@ def test_json_on_the_terminal_is_the_record(folder: Path) -> None:
 
 
 def test_a_page_is_written_and_nothing_printed(folder: Path, tmp_path: Path) -> None:
-    page = tmp_path / "page.html"
+    page, other = tmp_path / "page.html", tmp_path / "page.html.part"
+    other.write_text("the user's own")
     result = run(folder, PROMPT, "-n", "6", "--html", str(page))
     assert (result.exit_code, result.stdout) == (0, "")
     assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
-    assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
+    assert other.read_text() == "the user's own"
+    assert sorted(tmp_path.iterdir()) == [page, other]
 
 
 @pytest.mark.parametrize(
