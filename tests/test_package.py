@@ -87,7 +87,7 @@ def test_the_version_is_one_and_the_changelog_has_it() -> None:
 
 def test_the_command_and_the_types_are_declared() -> None:
     entry = importlib.metadata.distribution("mlxgen").entry_points
-    assert [(e.name, e.value) for e in entry] == [("mlxgen", "mlxgen.cli.main:main")]
+    assert [(e.name, e.value) for e in entry] == [("mlxgen", "mlxgen.__main__:start")]
     assert (Path(mlxgen.__file__).parent / "py.typed").is_file()
 
 
