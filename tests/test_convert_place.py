@@ -18,6 +18,7 @@ import pytest
 from mlxgen.config import GPT2Config
 from mlxgen.errors import MlxgenError
 from mlxgen.weights import convert
+from mlxgen.weights.hub import BUNDLED_FOLDER
 from mlxgen.weights.place import sweep, written_beside
 
 from . import oracles
@@ -218,3 +219,10 @@ def test_a_place_that_cannot_be_written(tmp_path: Path, source: Path) -> None:
     with pytest.raises(MlxgenError, match="Permission denied"):
         convert(source, tmp_path / "out")
     tmp_path.chmod(0o700)
+
+
+def test_the_bundled_model_is_never_replaced() -> None:
+    before = {path.name: path.stat().st_mtime_ns for path in BUNDLED_FOLDER.iterdir()}
+    with pytest.raises(MlxgenError, match="is the bundled model"):
+        convert(BUNDLED_FOLDER, BUNDLED_FOLDER, force=True)
+    assert {path.name: path.stat().st_mtime_ns for path in BUNDLED_FOLDER.iterdir()} == before

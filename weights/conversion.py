@@ -15,6 +15,7 @@ from mlxgen.config import GPT2Config, Quantization
 from mlxgen.errors import MlxgenError, ModelError, OptionError
 from mlxgen.weights.card import card, licence_files
 from mlxgen.weights.checkpoint import Checkpoint, open_checkpoint
+from mlxgen.weights.hub import BUNDLED_FOLDER
 from mlxgen.weights.layouts import HEAD, match
 from mlxgen.weights.place import check_free, written_beside
 from mlxgen.weights.tensors import DTYPES, Job, Weights, Wish, heads_differ, jobs, main_dtype, nbytes
@@ -175,7 +176,12 @@ def _weights(checkpoint: Checkpoint) -> Weights:
 
 
 def _keep_apart(place: Path, checkpoint: Checkpoint) -> None:
-    """A model folder may replace itself, being read before; what holds the source besides is not replaced."""
+    """A model folder may replace itself, being read before; what holds the source besides is not replaced.
+
+    The bundled model is never replaced.
+    """
+    if place.resolve() == BUNDLED_FOLDER.resolve():
+        raise MlxgenError(f"{place}: is the bundled model, which stays as it is; choose another folder with --output")
     if place.resolve() in checkpoint.where.resolve().parents:
         raise MlxgenError(f"{place}: holds the source itself; choose another folder with --output")
 
