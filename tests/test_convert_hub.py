@@ -118,8 +118,9 @@ def test_a_nanogpt_without_a_tokenizer_gets_gpt2s_when_its_size_is_gpt2s(tales: 
     assert not any("safetensors" in path for path in tales.asked)
     # What holds the source is not replaced by what is made of it.
     Path("nano/config.json").write_text("{}")
-    result = run("nano/ckpt.pt", "-o", "nano", "--force", "--config", "weights/nano/config.json")
-    assert result.exit_code == 1 and "holds the source" in result.stderr and Path("nano/ckpt.pt").exists()
+    file = Path("nano/ckpt.pt").rename("nano/pytorch_model.bin")
+    result = run(str(file), "-o", "nano", "--force", "--config", "weights/nano/config.json")
+    assert result.exit_code == 1 and "holds the source" in result.stderr and file.exists()
 
 
 def test_the_result_is_uploaded(tales: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
