@@ -30,6 +30,7 @@ LINE_OPTIONS = (
     "stop",
     "ignore_eos",
 )
+RESULT = frozenset({"tokens", "sample"})  # what shows that an object is a result of this command
 LINE_KEYS = ("prompt", "id", *LINE_OPTIONS, "num_samples", "metadata")
 
 
@@ -75,12 +76,12 @@ def batch(ctx: click.Context, /, source: str, **given: Any) -> None:
 
     OUT gets an object for each answer: id (the line's, or its number), sample (from 0), prompt, text, tokens (ids),
     finish_reason (stop, length, context), seed (null for greedy), prompt_tokens, generated_tokens, with --logprobs
-    logprobs, and metadata where the line had it. A line that cannot be answered gets id, line (its number) and error,
-    the rest goes on, and the exit status is 1.
+    logprobs, metadata where the line had it, and request, a name for what was asked. A line that cannot be answered
+    gets id, line (its number) and error, the rest goes on, and the exit status is 1.
 
     Every answer is written at once. The same command again goes on where it was interrupted, and tries lines anew that
-    failed; with --seed (or --greedy) the outcome is that of an uninterrupted run. At the end OUT is put in the order
-    of IN. Standard output gets the answers in order.
+    failed or now ask for something else; with --seed (or --greedy) the outcome is that of an uninterrupted run. At the
+    end OUT holds the answers to IN, in its order. Standard output gets the answers in order.
 
     mlx.launch runs it on several machines: each takes every N-th line, and the first one writes OUT.
     """
@@ -102,6 +103,8 @@ def batch(ctx: click.Context, /, source: str, **given: Any) -> None:
         text_key="prompt",
         overwrite=given["overwrite"],
         quiet=given["quiet"],
+        kinds=[RESULT],
+        options={**options, "model": given["model"], "revision": given["revision"], "with_logprobs": given["logprobs"]},
     )
 
 
@@ -114,26 +117,35 @@ def answers(
     from mlxgen.errors import MlxgenError
 
     asked: list[Line] = []
+    left: list[int] = []  # answers to come to each of them
+    finished = 0
 
     def requests() -> Iterator[Request | MlxgenError]:
+        nonlocal finished
         for line in lines:
             try:
                 request = _request(line, given["num_samples"])
             except MlxgenError as error:
                 asked.append(line)
+                left.append(1)
                 yield error
                 continue
-            if len(request.skip) < (request.num_samples or 1):
+            if count := (request.num_samples or 1) - len(request.skip):
                 asked.append(line)
+                left.append(count)
                 yield request
+            else:
+                finished += 1
 
     for found in outcomes(model, requests(), batch_size=given["batch_size"], ordered=ordered, **options):
         line = asked[found.index]
+        left[found.index] -= left[found.index] if isinstance(found, Failure) and found.sample is None else 1
+        finished += left[found.index] == 0
         if isinstance(found, Failure):
-            yield Outcome(line, {}, found.error)
+            yield Outcome(line, {}, found.error, finished=finished)
         else:
             greedy = line.entries.get("temperature", options["temperature"]) == 0
-            yield Outcome(line, _entries(found, line, greedy, given["logprobs"]), tokens=len(found.tokens))
+            yield Outcome(line, _entries(found, line, greedy, given["logprobs"]), None, len(found.tokens), finished)
 
 
 def _request(line: Line, num_samples: int) -> Request:

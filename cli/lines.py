@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,7 +20,7 @@ FORMATS = ("auto", "jsonl", "text")
 class Line:
     """One line. id: its own, or its number in the file (from 1). entries: what it asks for. error: why it is unusable.
 
-    done: the samples that an earlier run has answered already.
+    done: the samples that an earlier run has answered already. request: a name for what is asked, options included.
     """
 
     number: int
@@ -27,6 +28,7 @@ class Line:
     entries: Mapping[str, Any]
     error: MlxgenError | None = None
     done: frozenset[int] = field(default=frozenset())
+    request: str = ""
 
 
 def read_lines(source: str, form: str, text_key: str) -> Iterator[Line]:
@@ -57,6 +59,11 @@ def dumps(entry: Mapping[str, Any]) -> bytes:
         return json.dumps(entry, ensure_ascii=False).encode() + b"\n"
     except UnicodeEncodeError:  # half a character, which JSON can only spell out
         return json.dumps(entry).encode() + b"\n"
+
+
+def digest(asked: Mapping[str, Any]) -> str:
+    """A short name for what a line asks for: another one, and its answer is another too."""
+    return hashlib.blake2b(json.dumps(asked, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
 def _opened(source: str) -> Iterable[bytes]:

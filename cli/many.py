@@ -4,45 +4,62 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mlxgen.cli.lines import Line, dumps, read_lines
+from mlxgen.cli.lines import Line, digest, dumps, read_lines
 from mlxgen.cli.output import chatty, say
 from mlxgen.cli.ranks import Ranks, join_ranks
-from mlxgen.cli.results import Results
+from mlxgen.cli.results import Results, alone
 from mlxgen.errors import MlxgenError, OptionError
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a line: entries for the output, or an error. tokens: how many were worked on, for the speed."""
+    """What became of a line: entries for the output, or an error.
+
+    tokens: how many were worked on, for the speed. finished: lines that nothing more will come of, so far.
+    """
 
     line: Line
     entries: Mapping[str, Any]
     error: MlxgenError | None = None
     tokens: int = 0
+    finished: int = 0
 
     @property
     def object(self) -> dict[str, Any]:
         if self.error:
             return {"id": self.line.id, "line": self.line.number, "error": str(self.error)}
-        return {"id": self.line.id, **self.entries}
+        return {"id": self.line.id, **self.entries, "request": self.line.request}
 
+
+UNASKED = ("id", "num_samples")  # of a line, without effect on a single answer
 
 # (the lines, whether the outcomes must keep their order) -> an outcome for each answer
 Work = Callable[[Iterable[Line], bool], Iterator[Outcome]]
 
 
 def process(
-    source: str, output: str, prepare: Callable[[], Work], *, form: str, text_key: str, overwrite: bool, quiet: bool
+    source: str,
+    output: str,
+    prepare: Callable[[], Work],
+    *,
+    form: str,
+    text_key: str,
+    overwrite: bool,
+    quiet: bool,
+    kinds: Sequence[frozenset[str]],
+    options: Mapping[str, Any],
 ) -> None:
     """Do the work for each line of a file. Raises MlxgenError at the end if a line failed.
 
     source, output: files, or "-". prepare is called once the files are known to be usable; it opens the model.
+    kinds: which entries show that an object is a result of this work. options: what a line gets unless it says
+    otherwise; a result of an earlier run counts only if it was made with the same.
     """
     ranks = join_ranks()
     if ranks.size > 1 and "-" in (source, output):
@@ -51,36 +68,38 @@ def process(
         raise OptionError(f"{source} is both input and output; give another file for the output")
     to_stream = output == "-" or (Path(output).exists() and not (Path(output).is_file() or Path(output).is_dir()))
     total = None if source == "-" else sum(1 for _ in read_lines(source, form, text_key))
-    results = None if to_stream else Results(Path(output), ranks, overwrite=overwrite)
-    work = prepare()
-    numbers: dict[str | int, int] = {}
-    n_lines = 0
+    with nullcontext() if to_stream else alone(Path(output), ranks):
+        results = None if to_stream else Results(Path(output), ranks, kinds, overwrite=overwrite)
+        work = prepare()
+        wanted: dict[str | int, tuple[int, str]] = {}
+        n_lines = 0
 
-    def mine() -> Iterator[Line]:
-        nonlocal n_lines
-        for line in read_lines(source, form, text_key):
-            done: Iterable[int] = ()
-            if line.id is not None:
-                numbers[line.id] = line.number
-                done = results.done.get(line.id, ()) if results else ()
-            if n_lines % ranks.size == ranks.rank:
-                yield replace(line, done=frozenset(done))
-            n_lines += 1
+        def mine() -> Iterator[Line]:
+            nonlocal n_lines
+            for line in read_lines(source, form, text_key):
+                done: Iterable[int] = ()
+                request = digest({**options, **line.entries, **dict.fromkeys(UNASKED)})
+                if line.id is not None and not line.error:
+                    wanted[line.id] = line.number, request
+                    done = results.done.get((line.id, request), ()) if results else ()
+                if n_lines % ranks.size == ranks.rank:
+                    yield replace(line, done=frozenset(done), request=request)
+                n_lines += 1
 
-    talk = chatty(None, quiet) and ranks.rank == 0
-    tally = Tally()
-    with _bar(total, ranks) if talk else nullcontext() as bar:
-        for outcome in work(_counted(mine(), bar), results is None):
-            tally.add(outcome)
-            if results:
-                results.append(outcome.object)
-            else:
-                _write(output, dumps(outcome.object))
-            if bar:
-                bar.answered(tally)
-    if results:
-        results.finish(numbers)
-    failed = sum(int(count) for count in ranks.gather(str(tally.failed).encode()))
+        talk = chatty(None, quiet) and ranks.rank == 0
+        tally = Tally()
+        with _bar(total, ranks) if talk else nullcontext() as bar:
+            for outcome in work(mine(), results is None):
+                tally.add(outcome)
+                if results:
+                    results.append(outcome.object)
+                else:
+                    _write(output, dumps(outcome.object))
+                if bar:
+                    bar.show(outcome.finished, tally.speed)
+        if results:
+            results.finish(wanted)
+        failed = sum(int(count) for count in ranks.gather(str(tally.failed).encode()))
     if talk:
         say(tally.summary)
     if failed and ranks.rank == 0:
@@ -119,7 +138,7 @@ class Tally:
 
 
 class _Bar:
-    """A progress bar: lines taken up, tokens per second, time left."""
+    """A progress bar: lines finished, tokens per second, time left."""
 
     def __init__(self, total: int | None) -> None:
         from rich.console import Console
@@ -136,22 +155,12 @@ class _Bar:
     def __exit__(self, *error: object) -> None:
         self._progress.stop()
 
-    def taken(self) -> None:
-        self._progress.advance(self._task)
-
-    def answered(self, tally: Tally) -> None:
-        self._progress.update(self._task, speed=tally.speed)
+    def show(self, finished: int, speed: str) -> None:
+        self._progress.update(self._task, completed=finished, speed=speed)
 
 
 def _bar(total: int | None, ranks: Ranks) -> _Bar:
     return _Bar(None if total is None else -(-total // ranks.size))
-
-
-def _counted(lines: Iterator[Line], bar: _Bar | None) -> Iterator[Line]:
-    for line in lines:
-        yield line
-        if bar:
-            bar.taken()
 
 
 def _write(output: str, content: bytes) -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 # A token is coloured by its probability: at least so much, this colour.
 COLOURS = ((0.5, "green"), (0.1, "cyan"), (0.01, "yellow"), (0.0, "red"))
 LINE_KEYS = ("text", "context", "choices", "id", "metadata")
+RESULTS = (frozenset({"total"}), frozenset({"choices"}))  # either shows that an object is a result of this command
 LONG_TEXT = 2_000  # tokens from which a progress bar is worth showing
 
 
@@ -52,8 +53,8 @@ def score(source: str, **given: Any) -> None:
     Many texts: a line of FILE is a JSON string, or an object with text, and any of context, id, metadata. With choices
     (a list of texts) instead of text, each is scored after the context. A line gives an object: id, n_scored, n_bytes,
     total, loss, bits_per_byte, perplexity, with --per-token tokens, logprobs, ranks; for choices, a list choices of
-    such objects, ranking (their numbers from 0, the most likely first, by total) and ranking_per_byte. OUT is resumed,
-    and divided by mlx.launch, as that of `mlxgen batch`.
+    such objects, ranking (their numbers from 0, the most likely first, by total) and ranking_per_byte; and request, a
+    name for what was asked. OUT is resumed, and divided by mlx.launch, as that of `mlxgen batch`.
     """
     many = given["jsonl"] or Path(source).suffix.lower() in (".jsonl", ".ndjson")
     if many:
@@ -161,6 +162,8 @@ def _score_lines(source: str, given: Mapping[str, Any]) -> None:
         text_key="text",
         overwrite=given["overwrite"],
         quiet=given["quiet"],
+        kinds=RESULTS,
+        options={name: given[name] for name in ("context", "stride", "bos", "per_token", "model", "revision")},
     )
 
 
@@ -168,15 +171,15 @@ def _outcomes(model: Model, lines: Iterable[Line], given: Mapping[str, Any]) -> 
     from mlxgen.cli.many import Outcome
     from mlxgen.errors import MlxgenError
 
-    for line in lines:
+    for number, line in enumerate(lines, start=1):
         if line.done:
             continue
         try:
             entries, n_tokens = _score_line(model, line, given)
         except MlxgenError as error:
-            yield Outcome(line, {}, error)
+            yield Outcome(line, {}, error, finished=number)
         else:
-            yield Outcome(line, entries, tokens=n_tokens)
+            yield Outcome(line, entries, tokens=n_tokens, finished=number)
 
 
 def _score_line(model: Model, line: Line, given: Mapping[str, Any]) -> tuple[dict[str, Any], int]:

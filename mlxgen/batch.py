@@ -48,10 +48,11 @@ class BatchGeneration(Generation):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A prompt that could not be answered."""
+    """A prompt that could not be answered; or, where sample is a number, only that one of its answers."""
 
     index: int
     error: MlxgenError
+    sample: int | None = None
 
 
 def batch(
@@ -183,7 +184,7 @@ def _run(
                     row.slide()
                     table.add(row)
             except MlxgenError as error:
-                outcome = Failure(row.index, error)
+                outcome = Failure(row.index, error, row.sample)
             if outcome:
                 if row in table.rows:
                     table.remove(row)

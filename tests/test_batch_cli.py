@@ -1,5 +1,6 @@
 """`mlxgen batch` and `mlxgen score` on many lines: formats, failures, interruptions, several ranks."""
 
+import fcntl
 import importlib
 import json
 import os
@@ -166,6 +167,91 @@ def test_a_file_that_is_not_ours_is_left_alone(run: Callable[..., Result]) -> No
     assert result.exit_code == 2 and "both input and output" in result.stderr
     assert run("batch", "in.txt", "-o", ".").exit_code == 1
     assert run("batch", "missing.txt").exit_code == 1
+
+
+@pytest.mark.parametrize(
+    "foreign",
+    [
+        '{"id": 1, "text": "mine"}\n',
+        '{"id": 1, "sample": 0, "tokens": [5]}\n',
+        '{"id": [1], "sample": 0, "tokens": [5], "request": "x"}\n',
+        '{"id": 1, "sample": [0], "tokens": [5], "request": "x"}\n',
+        '{"id": 1, "total": -2.5, "request": "x"}\n',
+        '{"id": 1, "error": "mine"}\n',
+        '{"id": 1, "line": "x", "error": "mine"}\n',
+        '{"id": 1, "line": 1, "error": "mine", "more": 1}\n',
+        "[" * 100_000 + "\n",
+        "[1]\n",
+        "a note without a line break",
+        '{"id": 1, "text": "mine"}',
+    ],
+)
+@pytest.mark.parametrize("verb", ["batch", "score"])
+def test_lines_that_this_command_did_not_write_are_refused(run: Callable[..., Result], verb: str, foreign: str) -> None:
+    if verb == "score":
+        foreign = foreign.replace('"total"', '"tokens"')
+    write_lines("in.jsonl", ['"a"'])
+    Path("out.jsonl").write_text(foreign)
+    result = run(verb, "in.jsonl", "-o", "out.jsonl")
+    assert result.exit_code == 1 and "out.jsonl, line 1 is not a result of this command" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert Path("out.jsonl").read_text() == foreign
+    assert sorted(path.name for path in Path().iterdir()) == ["in.jsonl", "out.jsonl"]
+    assert run(verb, "in.jsonl", "-o", "out.jsonl", "--overwrite").exit_code == 0
+
+
+@pytest.mark.parametrize("verb", ["batch", "score"])
+def test_a_rerun_answers_what_is_asked_now(run: Callable[..., Result], verb: str) -> None:
+    key, options = ("prompt", ["-n", "3", "--seed", "1"]) if verb == "batch" else ("text", [])
+    first = [{key: "a"}, {key: "b", "id": "x"}, {key: "c", "metadata": 1}, {key: "d"}, {key: "e"}]
+    then = [{key: "A"}, {key: "b", "id": "x"}, {key: "c", "metadata": 2}, "broken"]
+    more = ["-n", "4"] if verb == "batch" else ["--per-token"]
+    for lines, extra in ((first, []), (then, []), (then, more), (first[:1], [])):
+        write_lines("in.jsonl", lines)
+        again = run(verb, "in.jsonl", *options, *extra, "-o", "out.jsonl")
+        fresh = run(verb, "in.jsonl", *options, *extra, "-o", "fresh.jsonl", "--overwrite")
+        assert again.exit_code == fresh.exit_code == int("broken" in lines)
+        assert Path("out.jsonl").read_text() == Path("fresh.jsonl").read_text()
+
+
+def test_more_samples_are_added_to_those_that_are_there(run: Callable[..., Result]) -> None:
+    write_lines("in.jsonl", ['"a"'])
+    run("batch", "in.jsonl", "-n", "3", "--seed", "1", "-o", "out.jsonl")
+    one = Path("out.jsonl").read_text().replace('"prompt_tokens": 1', '"prompt_tokens": 99')
+    Path("out.jsonl").write_text(one)
+    run("batch", "in.jsonl", "-n", "3", "--seed", "1", "--num-samples", "2", "-o", "out.jsonl")
+    assert Path("out.jsonl").read_text().startswith(one) and count(Path("out.jsonl")) == 2
+    write_lines("in.jsonl", [{"prompt": "a", "num_samples": 3}])
+    run("batch", "in.jsonl", "-n", "3", "--seed", "1", "-o", "out.jsonl")
+    assert Path("out.jsonl").read_text().startswith(one) and count(Path("out.jsonl")) == 3
+
+
+def test_two_runs_do_not_write_one_file(run: Callable[..., Result]) -> None:
+    write_lines("in.jsonl", ['"a"'])
+    Path("out.jsonl.lock").touch()  # left by a run that was killed: nobody holds it
+    with open("out.jsonl.lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        result = run("batch", "in.jsonl", "-n", "3", "-o", "out.jsonl", "--overwrite")
+        assert result.exit_code == 1 and "another run is writing out.jsonl" in result.stderr
+        assert len(result.stderr.splitlines()) == 1
+        assert not Path("out.jsonl").exists() and Path("out.jsonl.lock").exists()
+    assert run("batch", "in.jsonl", "-n", "3", "-o", "out.jsonl").exit_code == 0
+    assert not Path("out.jsonl.lock").exists()
+
+
+def test_the_bar_counts_lines_when_nothing_more_comes_of_them(
+    run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many = importlib.import_module("mlxgen.cli.many")
+    shown: list[int] = []
+    monkeypatch.setattr(many, "chatty", lambda *_: True)
+    monkeypatch.setattr(many._Bar, "show", lambda _self, finished, _speed: shown.append(finished))
+    write_lines("in.jsonl", [{"prompt": "a", "num_samples": 3, "max_tokens": 5}, "broken", {"prompt": "b"}])
+    run("batch", "in.jsonl", "-n", "2", "--ignore-eos", "--seed", "1", "-o", "out.jsonl")
+    assert shown == [1, 2, 2, 2, 3]  # the broken line and the short one, then the third of the samples
+    shown.clear()
+    run("batch", "in.jsonl", "-n", "2", "--ignore-eos", "--seed", "1", "-o", "out.jsonl")
+    assert shown == [2]  # the first was done already; the last is, without an outcome
 
 
 def command(*arguments: str) -> list[str]:
