@@ -91,6 +91,7 @@ class GPT2Config:
     bos_token_id: int | None = END_OF_TEXT
     eos_token_ids: tuple[int, ...] = (END_OF_TEXT,)
     quantization: Quantization | None = None
+    conversational: bool = False  # it has settings for conversations, as DialoGPT has
 
     @property
     def head_dim(self) -> int:
@@ -140,6 +141,7 @@ class GPT2Config:
             bos_token_id=next(iter(token_ids(entries, "bos_token_id", sizes["vocab_size"], END_OF_TEXT)), None),
             eos_token_ids=token_ids(entries, "eos_token_id", sizes["vocab_size"], END_OF_TEXT),
             quantization=_quantization(entries),
+            conversational=_is_conversational(entries.get("task_specific_params")),
         )
 
 
@@ -225,6 +227,10 @@ def _epsilon(value: Any) -> float:
     if type(value) not in (int, float) or not 0 < value < 1:  # False for NaN
         raise ModelError(f"layer_norm_epsilon is {_show(value)}; it must be a number between 0 and 1")
     return float(value)
+
+
+def _is_conversational(tasks: Any) -> bool:
+    return isinstance(tasks, dict) and "conversational" in tasks
 
 
 def _quantization(entries: Mapping[str, Any]) -> Quantization | None:

@@ -13,7 +13,7 @@ import mlx.core as mx
 from mlxgen.model import Model
 
 SAMPLES = 8  # weights that enter along each axis of a tensor
-OTHER_FACTS = ("quantization", "bos_token_id", "eos_token_ids")  # of the config, without effect on a hidden state
+OTHER_FACTS = ("quantization", "bos_token_id", "eos_token_ids", "conversational")  # no hidden state depends on them
 
 
 def fingerprint(model: Model) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NoReturn, TypedDict
 
 from mlxgen.errors import MlxgenError, OptionError
@@ -112,15 +112,16 @@ def _own(model: Model) -> Template:
     environment.filters["tojson"] = _to_json  # jinja2's own escapes HTML
     special = {"bos_token": _text_of(model, model.tokenizer.bos_token_id), "eos_token": _end_text(model)}
 
+    try:
+        template = environment.from_string(source)
+    except (jinja2.TemplateError, MemoryError, RecursionError) as error:
+        raise TemplateError(f"the model's chat template is broken ({error}); take --template plain or story") from None
+
     def write(messages: Sequence[Message], prompt: bool) -> str:
         try:
             # A copy: whatever the template does to it stays there.
             copies = [dict(message) for message in messages]
-            return environment.from_string(source).render(messages=copies, add_generation_prompt=prompt, **special)
-        except jinja2.TemplateSyntaxError as error:
-            raise TemplateError(
-                f"the model's chat template is broken ({error}); take --template plain or story"
-            ) from None
+            return template.render(messages=copies, add_generation_prompt=prompt, **special)
         except (MemoryError, RecursionError, Exception) as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise TemplateError(f"the model's chat template refuses this conversation: {reason}") from None
@@ -129,21 +130,21 @@ def _own(model: Model) -> Template:
 
 
 def _turn_end(write: Callable[[Sequence[Message], bool], str]) -> tuple[str, ...]:
-    """What the template writes after an answer: where the model writes that itself, its turn is over."""
+    """What the template writes after an answer: where the model writes that itself, its turn is over.
+
+    Nothing where that cannot be told: a template may refuse a conversation, or leave old answers out.
+    """
     said: list[Message] = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": MARKER}]
-    _, _, after = write(said, False).rpartition(MARKER)
-    return (after.strip(),) if after.strip() else ()
+    for messages in (said, [Message(role="system", content="Hello"), *said]):
+        with suppress(TemplateError):
+            _, found, after = write(messages, False).rpartition(MARKER)
+            return (after.strip(),) if found and after.strip() else ()
+    return ()
 
 
 def _is_dialogpt(model: Model) -> bool:
     """By its name, or by the settings for conversations that its config.json carries."""
-    if "dialogpt" in model.name.lower():
-        return True
-    try:
-        config: Any = json.loads((Path(model.name) / "config.json").read_text(encoding="utf-8"))
-        return "conversational" in (config.get("task_specific_params") or {})
-    except (OSError, ValueError, AttributeError, TypeError):
-        return False
+    return "dialogpt" in model.name.lower() or model.config.conversational
 
 
 def _end_text(model: Model) -> str:
