@@ -44,16 +44,18 @@ def chat(ctx: click.Context, /, **given: Any) -> None:
     """Talk with a model, or write a story with it.
 
     On a terminal: Enter sends, Alt-Enter begins a new line, Ctrl-C stops an answer and keeps what was written, Ctrl-D
-    leaves, /help lists the commands. Otherwise each line of standard input is a turn (or a /command).
+    leaves, /help lists the commands. Otherwise each line of standard input is a turn (or a /command); one that is
+    refused does not end the run, and the exit status is 1.
 
     --json prints one object for each answer, with these keys: turn, user, text, finish_reason (stop, length,
     context, interrupted), seed, attempt, tokens (ids), prompt_tokens, generated_tokens, computed_positions (put through
-    the network for it), context_length, cache_length, slides, prompt_tps, generation_tps (tokens per second).
+    the network for it), context_length, cache_length, slides, prompt_tps, generation_tps (tokens per second). A line
+    that is refused gets line (its number), user and error.
     """
     import mlxgen
     from mlxgen.cli.chat_answer import Answerer
     from mlxgen.cli.chat_commands import COMMANDS, SETTINGS, Commands
-    from mlxgen.conversation import Conversation
+    from mlxgen.conversation import Conversation, system_tokens
     from mlxgen.generate import SESSION
     from mlxgen.templates import choose_template
 
@@ -62,8 +64,11 @@ def chat(ctx: click.Context, /, **given: Any) -> None:
     seed = options.pop("seed", None)
     model = open_model(given)
     template = choose_template(model, given["template"])
-    session = mlxgen.Session(model, **settings)
     keep = settings.get("keep") or None
+    if keep is None and (ring := settings.get("max_kv_size")):
+        quarter = min(ring, model.config.n_positions) // 4
+        settings["keep"] = min(quarter, system_tokens(model, template, given["system"]))
+    session = mlxgen.Session(model, **settings)
     conversation = Conversation(session, template, system=given["system"], options=options, seed=seed, keep=keep)
     if given["saved"]:
         conversation.load(given["saved"])
@@ -71,9 +76,8 @@ def chat(ctx: click.Context, /, **given: Any) -> None:
     talk = chatty(given["stats"], given["quiet"])
     answerer = Answerer(as_json=given["as_json"], talk=talk, interactive=typed, quiet=given["quiet"])
     if not typed:
-        with suppress(EOFError):
-            for line in _lines():
-                _turn(conversation, answerer, Commands(conversation, answerer), line)
+        if not _all_lines(conversation, answerer):
+            ctx.exit(1)
         return
     from mlxgen.cli.chat_input import default_history, input_line
 
@@ -91,6 +95,21 @@ def chat(ctx: click.Context, /, **given: Any) -> None:
             say(f"Error: {error}")
 
 
+def _all_lines(conversation: Conversation, answerer: Answerer) -> bool:
+    """A turn for each line of standard input; whether all went well. One that is refused does not end the others."""
+    from mlxgen.cli.chat_commands import Commands
+
+    good = True
+    with suppress(EOFError):
+        for number, line in _lines():
+            try:
+                _turn(conversation, answerer, Commands(conversation, answerer), line)
+            except MlxgenError as error:
+                good = False
+                answerer.refused(number, line, error)
+    return good
+
+
 def _turn(conversation: Conversation, answerer: Answerer, commands: Commands, line: str) -> None:
     """One input: a command, or words to answer. An empty line lets a story go on. Raises EOFError to leave."""
     from mlxgen.cli.chat_commands import Leave
@@ -106,8 +125,8 @@ def _turn(conversation: Conversation, answerer: Answerer, commands: Commands, li
         answerer.answer(conversation, lambda: conversation.say(words))
 
 
-def _lines() -> Iterator[str]:
-    """The lines of standard input that are not empty."""
+def _lines() -> Iterator[tuple[int, str]]:
+    """The lines of standard input that are not empty, with their numbers."""
     if sys.stdin is None:
         raise click.UsageError("no input: standard input is closed")
     for number, raw in enumerate(sys.stdin.buffer, 1):
@@ -116,7 +135,7 @@ def _lines() -> Iterator[str]:
         except UnicodeDecodeError:
             raise click.UsageError(f"line {number} of standard input is not UTF-8 text; convert it") from None
         if line.strip():
-            yield line
+            yield number, line
 
 
 def _greeting(conversation: Conversation) -> str:

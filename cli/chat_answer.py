@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from mlxgen.conversation import Conversation
     from mlxgen.generate import Generation
     from mlxgen.loop import Step
+    from mlxgen.session import Session
 
 
 # Characters with which a model could move the cursor, or worse, become the sign for an unknown one.
@@ -43,7 +44,7 @@ class Answerer:
         self._bar = prefill_bar(self._quiet)
         conversation.options["progress"] = self._progress
         session = conversation.session
-        slides, computed = session.slides, session.computed
+        slides, computed, dropping = session.slides, session.computed, _drops(session)
         with self._interrupts():
             steps = begin()
             turn = conversation.turns[-1]
@@ -68,6 +69,18 @@ class Answerer:
             write("\n")
         if self.talk:
             self._notes(conversation, slid)
+            if _drops(session) and not dropping:
+                kept = f"the first {session.cache_keep} tokens and " if session.cache_keep else ""
+                self.note(
+                    f"(longer than --max-kv-size {session.max_kv_size}: only {kept}the newest are read from here on)"
+                )
+
+    def refused(self, number: int, line: str, error: Exception) -> None:
+        """Say why a line of standard input got no answer."""
+        if self.as_json:
+            write_json({"line": number, "user": line, "error": str(error)})
+        else:
+            say(f"Error: line {number}: {' '.join(str(error).split())}")
 
     def note(self, text: str) -> None:
         """A dim line on standard error, where notes are wanted."""
@@ -124,6 +137,11 @@ class _Shown:
             text = text.lstrip()
             self._strip = not text
         return text
+
+
+def _drops(session: Session) -> bool:
+    """Whether a rotating cache has begun to drop tokens."""
+    return session.max_kv_size is not None and session.cache[0].offset > session.max_kv_size
 
 
 def _turns(numbers: list[int]) -> str:

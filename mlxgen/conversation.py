@@ -11,6 +11,7 @@ from mlxgen.chooser import checked_seed
 from mlxgen.errors import MlxgenError, OptionError
 from mlxgen.generate import Options, prompt_ids, session_steps
 from mlxgen.loop import Step
+from mlxgen.model import Model
 from mlxgen.session import Mark, Session
 from mlxgen.session_file import SessionFileError, read, write
 from mlxgen.templates import Message, Template, TemplateError, choose_template
@@ -241,13 +242,15 @@ class Conversation:
             return self._keep
         quarter = session.model.config.n_positions // 4
         first_turn = [self.turns[1].start] if len(self.turns) > 1 else []
-        sizes = (*first_turn, self._system_tokens())
+        sizes = (*first_turn, system_tokens(session.model, self.template, self.system))
         return next((size for size in sizes if size <= min(quarter, len(session.tokens))), 0)
 
-    def _system_tokens(self) -> int:
-        if not self.system:
-            return 0
-        try:
-            return len(self.session.model.tokenizer.encode(self._written([], prompt=False)))
-        except TemplateError:  # a template may refuse a conversation without turns
-            return 0
+
+def system_tokens(model: Model, template: Template, system: str) -> int:
+    """How many tokens the system text takes at the beginning of a conversation."""
+    if not system:
+        return 0
+    try:
+        return len(model.tokenizer.encode(template.write([{"role": "system", "content": system}], False)))
+    except TemplateError:  # a template may refuse a conversation without turns
+        return 0

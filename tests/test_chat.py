@@ -3,6 +3,7 @@
 import itertools
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
@@ -24,6 +25,7 @@ CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+MESSAGES = [{"role": "user", "content": "Hello"}]
 EOS_JOINED = "{% for message in messages %}{{ message.content }}{{ eos_token }}{% endfor %}"
 
 
@@ -79,7 +81,9 @@ def test_the_template_is_chosen_by_looking_at_the_model(model, chatml, tmp_path)
     folder = write_model(tmp_path / "DialoGPT-tiny")
     assert choose_template(load(str(folder))).name == "dialogpt"
     folder = write_model(tmp_path / "talk", task_specific_params={"conversational": {"max_length": 1000}})
-    assert choose_template(load(str(folder))).name == "dialogpt"
+    talker = load(str(folder))
+    assert choose_template(talker).name == "dialogpt"
+    assert choose_template(replace(talker, name="somebody/on-the-hub")).name == "dialogpt"
     assert choose_template(chatml, "plain").name == "plain"
     with pytest.raises(TemplateError, match="no chat template of its own"):
         choose_template(model, "model")
@@ -99,7 +103,19 @@ def test_the_template_is_chosen_by_looking_at_the_model(model, chatml, tmp_path)
 )
 def test_a_template_can_do_nothing_but_write(tmp_path, template):
     with pytest.raises(TemplateError):
-        choose_template(load(str(write_model(tmp_path / "m", template=template))))
+        choose_template(load(str(write_model(tmp_path / "m", template=template)))).write(MESSAGES, True)
+
+
+def test_a_template_that_refuses_the_sample_can_still_be_used(tmp_path):
+    needs_system = "{% if messages[0].role != 'system' %}{{ raise_exception('no system text') }}{% endif %}" + CHATML
+    only_one = "{% if messages | length != 1 %}{{ raise_exception('one turn only') }}{% endif %}" + CHATML
+    newest_only = "{{ messages[-1].content if messages[-1].role == 'user' }}<end>"
+    stops = {needs_system: ("<|im_end|>",), only_one: (), newest_only: ()}
+    for number, (source, stop) in enumerate(stops.items()):
+        folder = write_model(tmp_path / str(number), template=source)
+        assert choose_template(load(str(folder))).stop == stop
+        ran = chat(folder, "hi\n", *(("--system", "S") if source == needs_system else ()))
+        assert ran.exit_code == 0, ran.output
 
 
 def test_how_turns_are_written(model):
@@ -305,5 +321,45 @@ def test_commands_without_a_terminal(folder, tmp_path):
 )
 def test_a_wrong_command_says_why(folder, line, reason):
     ran = chat(folder, line + "\n")
-    assert ran.exit_code in (1, 2) and ran.stdout == ""
-    assert ran.stderr.startswith("Error: ") and reason in ran.stderr and len(ran.stderr.splitlines()) == 1
+    assert ran.exit_code == 1 and ran.stdout == ""
+    assert ran.stderr.startswith("Error: line 1: ") and reason in ran.stderr and len(ran.stderr.splitlines()) == 1
+
+
+def test_a_refused_line_does_not_end_the_run(folder):
+    lines = f"hi\n/nothing\n\n{'x' * 200}\n/undo\n/undo\nbye\n"
+    ran = chat(folder, lines, "--json", "--overflow", "stop")
+    assert ran.exit_code == 1 and ran.stderr == ""
+    first, unknown, long, empty, last = [json.loads(line) for line in ran.stdout.splitlines()]
+    assert (first["user"], last["user"], last["turn"]) == ("hi", "bye", 1)
+    assert (unknown["line"], unknown["user"]) == (2, "/nothing") and "no command" in unknown["error"]
+    assert long["line"] == 4 and "128 positions" in long["error"]
+    assert empty["line"] == 6 and "nothing to undo" in empty["error"]
+    plain = chat(folder, lines, "--overflow", "stop")
+    assert plain.exit_code == 1 and len(plain.stderr.splitlines()) == 3
+    assert plain.stdout.splitlines() == [answer["text"] for answer in (first, last)]
+
+
+@pytest.mark.parametrize(
+    ("options", "pinned"),
+    [
+        (("--max-kv-size", "40", "--system", "Be kind."), 8),
+        (("--max-kv-size", "24", "--system", "Be kind."), 6),
+        (("--max-kv-size", "40", "--system", "Be kind.", "--keep", "3"), 3),
+        (("--max-kv-size", "40"), 0),
+        (("--max-kv-size", "4000", "--system", "x" * 500), 32),
+    ],
+)
+def test_a_rotating_cache_pins_the_system_text(folder, model, tmp_path, options, pinned):
+    path = tmp_path / "talk.safetensors"
+    ran = chat(folder, f"hello\n/save {path}\n", *options)
+    assert ran.exit_code == 0, ran.output
+    session = Session.load(path, model)
+    assert session.cache_keep == pinned and [layer.keep for layer in session.cache] == [pinned]
+
+
+def test_a_dim_line_says_once_when_a_rotating_cache_drops(folder):
+    note = "(longer than --max-kv-size 40: only the first 8 tokens and the newest are read from here on)"
+    ran = chat(folder, "hello\n" * 5, "--max-kv-size", "40", "--system", "Be kind.", "--stats", "--ignore-eos")
+    assert ran.exit_code == 0 and ran.stderr.count(note) == 1
+    ran = chat(folder, "hello\n", "--max-kv-size", "40", "--system", "Be kind.", "--stats", "--ignore-eos")
+    assert ran.exit_code == 0 and "max-kv-size" not in ran.stderr
