@@ -155,7 +155,10 @@ class Conversation:
             self._write_anew()
             rest = self._shorten(whole)
         if rest is None:  # this template writes past turns in another way than new ones
-            self.reset()
+            session.rewind(len(session.tokens))
+            for turn in self.turns:
+                turn.start = turn.processed = turn.first = 0
+                turn.text = ""
             rest = whole
         mark = session.mark()
         ids = session.model.tokenizer.encode(rest)
@@ -241,7 +244,7 @@ class Conversation:
         if self._keep is not None:
             return self._keep
         quarter = session.model.config.n_positions // 4
-        first_turn = [self.turns[1].start] if len(self.turns) > 1 else []
+        first_turn = [turn.start for turn in self.turns[1:2] if turn.start]
         sizes = (*first_turn, system_tokens(session.model, self.template, self.system))
         return next((size for size in sizes if size <= min(quarter, len(session.tokens))), 0)
 

@@ -260,6 +260,22 @@ def test_the_system_text_can_change(model):
     assert model.tokenizer.decode(talk.session.tokens[: talk.turns[1].start]).endswith(talk.turns[0].answer)
 
 
+def test_a_template_that_writes_past_turns_anew_keeps_them(tmp_path):
+    counts = "{{ messages | length }}:{% for m in messages %}{{ m.content }}{% endfor %}"
+    model = load(str(write_model(tmp_path / "m", template=counts)))
+    talk = conversation(model, max_tokens=3)
+    for words in ("A", "B", "C"):
+        said(talk.say(words))
+    one, two, three = (turn.answer for turn in talk.turns)
+    assert model.tokenizer.decode(talk.session.tokens) == f"5:A{one}B{two}C{three}"
+    assert said(talk.retry()) and [turn.user for turn in talk.turns] == ["A", "B", "C"]
+    talk.undo()
+    assert said(talk.say("C")) == three
+    for _ in range(3):
+        talk.undo()
+    assert said(talk.say("A")) == one
+
+
 def test_a_saved_talk_goes_on_as_if_it_had_never_stopped(model, chatml, tmp_path):
     talk, other = conversation(model, system="S"), conversation(model, "plain")
     for words in ("One", "Two"):
