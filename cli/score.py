@@ -101,6 +101,9 @@ def _options(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _entries(found: Score, *, per_token: bool) -> dict[str, Any]:
+    """What is told of a score; numbers that are infinite, which JSON cannot say, as null."""
+    import math
+
     tokens = {"tokens": found.tokens, "logprobs": found.logprobs, "ranks": found.ranks} if per_token else {}
     return {
         **tokens,
@@ -108,8 +111,8 @@ def _entries(found: Score, *, per_token: bool) -> dict[str, Any]:
         "n_bytes": found.n_bytes,
         "total": found.total,
         "loss": found.loss,
-        "bits_per_byte": found.bits_per_byte,
-        "perplexity": found.perplexity,
+        "bits_per_byte": found.bits_per_byte if math.isfinite(found.bits_per_byte) else None,
+        "perplexity": found.perplexity if math.isfinite(found.perplexity) else None,
     }
 
 

@@ -29,7 +29,7 @@ class Score:
     tokens: the text's ids, without the context and the start token. logprobs: natural logs, one a token. ranks: 1 where
     the token was the model's first choice, ties going to the lower id. Both are None for a token that nothing in its
     window precedes: the first one without a start token, and a window's first when the stride is a whole window.
-    n_bytes: length in UTF-8 of what was scored.
+    n_bytes: length in UTF-8 of what was scored; tokens that are parts of characters count with their own bytes.
     """
 
     text: str
@@ -63,8 +63,8 @@ class Score:
 
     @property
     def bits_per_byte(self) -> float:
-        """Bits for each byte scored: comparable between models of different vocabularies."""
-        return -self.total / math.log(2) / self.n_bytes
+        """Bits for each byte scored: comparable between models of different vocabularies. Infinite for no bytes."""
+        return -self.total / math.log(2) / self.n_bytes if self.n_bytes else math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +119,12 @@ def score(
         raise OptionError("a single token has nothing before it to be scored by; give a context, or the start token")
     logprobs, ranks = _score_tokens(model, before + tokens, len(before), stride, progress)
     shown = text if isinstance(text, str) else model.tokenizer.decode(tokens)
-    unscored = [model.tokenizer.decode([t]) for t, logprob in zip(tokens, logprobs, strict=True) if logprob is None]
-    return Score(shown, tokens, logprobs, ranks, n_bytes=len(shown.encode()) - len("".join(unscored).encode()))
+    if isinstance(text, str) and None not in logprobs:
+        n_bytes = len(text.encode())
+    else:
+        scored = (token for token, logprob in zip(tokens, logprobs, strict=True) if logprob is not None)
+        n_bytes = sum(map(model.tokenizer.token_bytes, scored))
+    return Score(shown, tokens, logprobs, ranks, n_bytes)
 
 
 def _ids(model: Model, text: str | Sequence[int]) -> list[int]:

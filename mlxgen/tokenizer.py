@@ -24,6 +24,7 @@ from mlxgen.detokenizer import (
     WindowText,
     clean_up_spaces,
     is_local,
+    piece_bytes,
 )
 from mlxgen.errors import ModelError, OptionError
 from mlxgen.tokenizer_files import add_tokens, chat_template, opened, read_json, read_settings
@@ -113,6 +114,16 @@ class Tokenizer:
     def token(self, token: int) -> str:
         """The vocabulary's own spelling of a token, "" for an id it leaves out."""
         return self._backend.piece(self._check(token)) or ""
+
+    def token_bytes(self, token: int) -> int:
+        """How many bytes of UTF-8 a token stands for in the middle of a text; it may be a part of a character."""
+        piece = self.token(token)
+        if self._backend.decoder.get("type") == "ByteLevel":
+            return len(piece_bytes(piece))
+        if self._is_byte(token):
+            return 1
+        once, twice = (len(self._backend.decode([token] * times).encode()) for times in (1, 2))
+        return twice - once  # the first of a text may lose its space
 
     def stream(self, context: Sequence[int] = ()) -> StreamingDecoder:
         """A decoder for tokens that arrive one by one after ``context``."""

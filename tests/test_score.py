@@ -88,6 +88,22 @@ def test_the_sums_follow_from_the_tokens(model: mlxgen.Model) -> None:
     assert ours.bits_per_byte == pytest.approx(-total / math.log(2) / 6)
 
 
+def test_parts_of_characters_count_with_their_own_bytes(model: mlxgen.Model) -> None:
+    frog = model.tokenizer.encode("😀")
+    assert len(frog) == 4
+    assert mlxgen.score(model, "😀").n_bytes == mlxgen.score(model, frog).n_bytes == 4
+    assert mlxgen.score(model, "😀", bos=False).n_bytes == 3
+    assert mlxgen.score(model, frog[:2], bos=False).n_bytes == mlxgen.score(model, frog[2:], bos=False).n_bytes == 1
+    assert mlxgen.score(model, frog[1:3]).n_bytes == 2
+    edges = mlxgen.score(model, "😀" * 20, stride=N_POSITIONS, context="a")  # two windows begin within the text
+    assert edges.logprobs.count(None) == 2 and edges.n_bytes == 78
+    assert edges.bits_per_byte == pytest.approx(-edges.total / math.log(2) / 78)
+
+
+def test_tokens_without_bytes_have_no_finite_number_of_bits_for_each() -> None:
+    assert mlxgen.Score("", [0], [-1.0], [1], 0).bits_per_byte == math.inf
+
+
 def test_known_probabilities_give_the_known_losses() -> None:
     half, tenth = (mlxgen.Score("x", [0], [math.log(p)], [1], 1) for p in (0.5, 0.1))
     assert half.loss == pytest.approx(0.693, abs=5e-4)

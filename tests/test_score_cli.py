@@ -99,6 +99,13 @@ def test_a_rerun_scores_only_what_is_missing(run: Callable[..., Result]) -> None
     assert Path("out.jsonl").read_bytes() == whole
 
 
+def test_infinite_numbers_are_null(folder: Path) -> None:
+    from mlxgen.cli.score import _entries
+
+    entries = _entries(mlxgen.Score("", [0], [-800.0], [1], 0), per_token=False)
+    assert entries["perplexity"] is None and entries["bits_per_byte"] is None
+
+
 def test_wrong_use_is_told(run: Callable[..., Result]) -> None:
     Path("text.txt").write_text("the king")
     Path("latin.txt").write_bytes(b"caf\xe9")

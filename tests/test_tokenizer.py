@@ -291,6 +291,13 @@ def test_broken_utf8_is_replaced_as_the_tokenizers_library_replaces_it(pieces):
     assert "".join(source.add(at) for at in range(len(tokens))) + source.rest() == decoders.ByteLevel().decode(tokens)
 
 
+def test_the_bytes_of_tokens_add_up_to_those_of_their_text(gpt2, bert):
+    for text in ("the king's 😀 ü", "<|endoftext|>a"):
+        assert sum(map(gpt2.token_bytes, gpt2.encode(text))) == len(text.encode())
+    ids = bert.encode("unaffable walking")
+    assert sum(map(bert.token_bytes, ids)) == len((" " + bert.decode(ids)).encode())
+
+
 def test_byte_alphabet_is_the_librarys():
     alphabet = byte_alphabet()
     assert set(alphabet) == set(pre_tokenizers.ByteLevel.alphabet())
