@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from typing import Unpack
 
@@ -22,6 +23,7 @@ from mlxgen.row import Row
 from mlxgen.session import PREFILL_CHUNK, Session
 from mlxgen.slots import Slots
 
+MEMORY_FACTS = "/proc/meminfo"
 MOST_ROWS = 32  # more rows gain little: by then arithmetic, not reading the weights, takes the time
 
 
@@ -40,7 +42,10 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class BatchGeneration(Generation):
-    """A Generation and where it belongs: index is the prompt's place in the batch, sample the answer's, both from 0."""
+    """A Generation and where it belongs: index is the prompt's place in the batch, sample the answer's, both from 0.
+
+    peak_memory is the whole batch's, up to the end of this answer.
+    """
 
     index: int
     sample: int
@@ -158,6 +163,7 @@ def _run(
     Whatever comes from the source has a number, which its outcome has too.
     """
     numbers: dict[Row, int] = {}
+    mx.reset_peak_memory()
     while True:
         budget = PREFILL_CHUNK  # prompt tokens between two steps: new rows must not hold up the others
         while len(table.rows) < batch_size and budget > 0 and (arrival := next(source, None)):
@@ -256,5 +262,8 @@ def _free_memory() -> int:
     """Bytes that may still be taken: what Metal recommends, or what the system has free."""
     if not backend.on_cpu():
         return int(mx.device_info()["max_recommended_working_set_size"]) - mx.get_active_memory()
+    with suppress(OSError, StopIteration), open(MEMORY_FACTS) as facts:
+        # Linux: what is free, and what it gives back from its caches of files
+        return 1024 * next(int(line.split()[1]) for line in facts if line.startswith("MemAvailable:"))
     pages = "SC_AVPHYS_PAGES" if "SC_AVPHYS_PAGES" in os.sysconf_names else "SC_PHYS_PAGES"
     return os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE")

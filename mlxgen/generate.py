@@ -81,14 +81,20 @@ class Generation:
 
 
 class Recorder:
-    """Collects a request's steps into a Generation. Made before the first step, so that it can time the prompt."""
+    """Collects a request's steps into a Generation. Made before the first step, so that it can time the prompt.
 
-    def __init__(self, prompt: str | Sequence[int], prompt_tokens: Sequence[int], seed: int) -> None:
+    alone: whether the peak of memory is measured from here on; requests at the same time share theirs.
+    """
+
+    def __init__(
+        self, prompt: str | Sequence[int], prompt_tokens: Sequence[int], seed: int, *, alone: bool = True
+    ) -> None:
         self._prompt = prompt if isinstance(prompt, str) else [int(token) for token in prompt]
         self._prompt_tokens, self._seed = list(prompt_tokens), seed
         self._steps: list[Step] = []
         self._start = self._first = self._last = time.perf_counter()
-        mx.reset_peak_memory()
+        if alone:
+            mx.reset_peak_memory()
 
     def add(self, step: Step) -> None:
         self._last = time.perf_counter()

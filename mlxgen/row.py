@@ -45,7 +45,7 @@ class Row:
             processors=options.get("logits_processors") or (),
             candidates=options.get("logprobs", 0),
         )
-        self._recorder = Recorder(prompt, session.tokens, seed)
+        self._recorder = Recorder(prompt, session.tokens, seed, alone=False)
         self._read = 0  # tokens read so far
         self.choice: Choice
         self.cache_length = 0  # positions in the cache when the choice was made

@@ -4,8 +4,10 @@ import importlib
 import random
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import pytest
 
 import mlxgen
@@ -196,3 +198,23 @@ def test_mlx_lms_batch_generator_runs_on_our_decoder(model: mlxgen.Model) -> Non
             made[response.uid].append(response.token)
     for answer in mlxgen.batch(model, prompts, temperature=0, max_tokens=8, ignore_eos=True):
         assert made[numbers[answer.index]] == answer.tokens
+
+
+def test_the_peak_of_memory_is_that_of_the_whole_batch(model: mlxgen.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    resets: list[int] = []
+    reset = mx.reset_peak_memory
+    monkeypatch.setattr(mx, "reset_peak_memory", lambda: (resets.append(1), reset()))
+    peaks = [answer.peak_memory for answer in mlxgen.batch(model, PROMPTS, batch_size=2, max_tokens=3)]
+    assert len(resets) == 1
+    assert peaks == sorted(peaks)
+    mlxgen.generate(model, "a", max_tokens=2)
+    assert len(resets) == 2
+
+
+def test_what_caches_of_files_hold_counts_as_free(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    module = importlib.import_module("mlxgen.batch")
+    monkeypatch.setattr(module.backend, "on_cpu", lambda: True)
+    monkeypatch.setattr(module, "MEMORY_FACTS", str(tmp_path / "meminfo"))
+    assert module._free_memory() > 0  # no such file, as on macOS
+    (tmp_path / "meminfo").write_text("MemTotal:  9000 kB\nMemFree:  10 kB\nMemAvailable:  3000 kB\n")
+    assert module._free_memory() == 3000 * 1024
