@@ -60,6 +60,49 @@ class Step:
     finish_reason: FinishReason | None
 
 
+class Reader:
+    """Reads a request's choices, one after another, and says when it ends. limit: the most tokens there can be."""
+
+    def __init__(
+        self, session: Session, max_tokens: int, end_tokens: frozenset[int], stop: str | Sequence[str]
+    ) -> None:
+        self.session, self._max_tokens, self._end_tokens = session, max_tokens, end_tokens
+        self.limit = max_tokens if session.room is None else min(max_tokens, session.room)
+        self._text, self._stops = session.model.tokenizer.stream(session.tokens), StopText(stop)
+        self._count = 0  # tokens read so far
+
+    @property
+    def ends_next(self) -> bool:
+        """Whether the next choice is the last there can be."""
+        return self._count + 1 >= self.limit
+
+    def read(self, choice: Choice, cache_length: int) -> Step:
+        """Wait for a choice and append it to the session's tokens. Raises NumericError."""
+        index, last, stops = self._count, self.ends_next, self._stops
+        token = _read(choice, index)
+        self._count += 1
+        self.session.tokens.append(token)
+        ended = token in self._end_tokens
+        shown = "" if ended else stops.feed(self._text.add(token))
+        reason: FinishReason | None = None
+        if ended or stops.hit:
+            reason = "stop"
+        elif last:
+            reason = "length" if self._count == self._max_tokens else "context"
+        if reason and not stops.hit:
+            shown += stops.feed(self._text.flush()) + stops.flush()
+        return Step(
+            index=index,
+            token=token,
+            text=shown,
+            logprob=cast(float, choice.logprob.item()),
+            candidates=_candidates(choice, self.session.model.tokenizer),
+            context_length=len(self.session.tokens),
+            cache_length=cache_length,
+            finish_reason=reason,
+        )
+
+
 def steps(
     session: Session,
     choose: Chooser,
@@ -74,41 +117,21 @@ def steps(
     While Python reads one token the device already works on the next. Wherever the caller stops, the session ends with
     every token appended and all but the newest processed. Raises NumericError for logits that are not finite.
     """
-    room = session.room
-    limit = max_tokens if room is None else min(max_tokens, room)
-    if limit < 1:
+    reader = Reader(session, max_tokens, end_tokens, stop)
+    if reader.limit < 1:
         return
-    text, stops = session.model.tokenizer.stream(session.tokens), StopText(stop)
     choice = choose(session.prefill(progress))
     mx.async_eval(choice.token, choice.logprob, choice.finite, *choice.top)
-    for index in range(limit):
+    while True:
         cache_length = session.cache_length
-        more = index + 1 < limit
         following = None
-        if more and not session.table_is_full:  # a slide waits until it is known to be needed
+        if not reader.ends_next and not session.table_is_full:  # a slide waits until it is known to be needed
             following = _next_choice(session, choose, choice)
+        reason: FinishReason | None = None
         try:
-            token = _read(choice, index)
-            session.tokens.append(token)
-            ended = token in end_tokens
-            shown = "" if ended else stops.feed(text.add(token))
-            reason: FinishReason | None = None
-            if ended or stops.hit:
-                reason = "stop"
-            elif not more:
-                reason = "length" if index + 1 == max_tokens else "context"
-            if reason and not stops.hit:
-                shown += stops.feed(text.flush()) + stops.flush()
-            yield Step(
-                index=index,
-                token=token,
-                text=shown,
-                logprob=cast(float, choice.logprob.item()),
-                candidates=_candidates(choice, session.model.tokenizer),
-                context_length=len(session.tokens),
-                cache_length=cache_length,
-                finish_reason=reason,
-            )
+            step = reader.read(choice, cache_length)
+            reason = step.finish_reason
+            yield step
         except BaseException:
             reason = "stop"  # the caller left, or failed: nothing more is wanted
             raise

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
 
 import mlx.core as mx
 
 from mlxgen.chooser import Choice, Chooser
 from mlxgen.errors import OptionError, check_whole
 from mlxgen.generate import MAX_TOKENS, SAMPLING, Generation, Options, Recorder
-from mlxgen.loop import FinishReason, Step, _candidates, _read
+from mlxgen.loop import FinishReason, Reader
 from mlxgen.samplers import Sampling
 from mlxgen.session import Session
-from mlxgen.stop import StopText
 
 
 class Row:
@@ -29,13 +27,12 @@ class Row:
         model = session.model
         if unknown := set(options) - set(Options.__annotations__):
             raise OptionError(f"unknown option {min(unknown)!r}; the options are {', '.join(Options.__annotations__)}")
-        self.max_tokens = options.get("max_tokens", MAX_TOKENS)
-        check_whole("max_tokens", self.max_tokens, 1)
+        max_tokens = options.get("max_tokens", MAX_TOKENS)
+        check_whole("max_tokens", max_tokens, 1)
         self.index, self.sample, self.session = index, sample, session
-        self.limit = self.max_tokens if session.room is None else min(self.max_tokens, session.room)
-        self._end_tokens = frozenset() if options.get("ignore_eos") else model.end_tokens
-        self._stops = StopText(options.get("stop", ()))
-        self._text = model.tokenizer.stream(session.tokens)
+        end_tokens = frozenset() if options.get("ignore_eos") else model.end_tokens
+        self._reader = Reader(session, max_tokens, end_tokens, options.get("stop", ()))
+        self.limit = self._reader.limit
         rules = {name: value for name, value in options.items() if name in SAMPLING}
         self._choose = Chooser(
             Sampling(**rules),  # type: ignore[arg-type]  # the names are its own
@@ -46,18 +43,17 @@ class Row:
             candidates=options.get("logprobs", 0),
         )
         self._recorder = Recorder(prompt, session.tokens, seed, alone=False)
-        self._read = 0  # tokens read so far
         self.choice: Choice
         self.cache_length = 0  # positions in the cache when the choice was made
 
     @property
     def ends_next(self) -> bool:
         """Whether the unread choice is the last there can be."""
-        return self._read + 1 >= self.limit
+        return self._reader.ends_next
 
     def begin(self, session: Session, logits: mx.array) -> None:
         """Choose the first token after a session whose whole context is processed: logits [1, V]."""
-        self.session = session
+        self.session = self._reader.session = session
         self.choose(logits, session.cache_length)
         mx.async_eval(*self.unread)
 
@@ -72,32 +68,9 @@ class Row:
 
     def read(self, choice: Choice, cache_length: int) -> FinishReason | None:
         """Wait for a choice and append it; returns why it was the last, or None. Raises NumericError."""
-        index, tokenizer = self._read, self.session.model.tokenizer
-        token = _read(choice, index)
-        self._read += 1
-        self.session.tokens.append(token)
-        ended = token in self._end_tokens
-        shown = "" if ended else self._stops.feed(self._text.add(token))
-        reason: FinishReason | None = None
-        if ended or self._stops.hit:
-            reason = "stop"
-        elif self._read >= self.limit:
-            reason = "length" if self._read == self.max_tokens else "context"
-        if reason and not self._stops.hit:
-            shown += self._stops.feed(self._text.flush()) + self._stops.flush()
-        self._recorder.add(
-            Step(
-                index=index,
-                token=token,
-                text=shown,
-                logprob=cast(float, choice.logprob.item()),
-                candidates=_candidates(choice, tokenizer),
-                context_length=len(self.session.tokens),
-                cache_length=cache_length,
-                finish_reason=reason,
-            )
-        )
-        return reason
+        step = self._reader.read(choice, cache_length)
+        self._recorder.add(step)
+        return step.finish_reason
 
     def slide(self) -> None:
         """With the position table full and the newest token read: rebuild a cache of its own, and choose from that."""
