@@ -6,7 +6,6 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
 
 import mlx.core as mx
 
@@ -23,8 +22,7 @@ def fingerprint(model: Model) -> str:
     for path, module in sorted(model.decoder.named_modules()):
         for name, value in sorted(module.items()):
             if isinstance(value, mx.array):
-                sample = _panels_sample(module) if name == "panels" else value[_spread(value.shape)]
-                name = "weight" if name == "panels" else name
+                sample = value[_spread(value.shape)]
                 digest.update(f"{path}.{name}".encode() + array_bytes(sample.astype(mx.float32)))
     return digest.hexdigest()
 
@@ -38,11 +36,3 @@ def array_bytes(array: mx.array) -> memoryview:
 
 def _spread(shape: Sequence[int]) -> tuple[slice, ...]:
     return tuple(slice(None, None, max(1, size // SAMPLES)) for size in shape)
-
-
-def _panels_sample(module: Any) -> mx.array:
-    """The sample of the weight [out, in] that a module keeps as panels [out/64, in, 64]."""
-    _, n_in, width = module.panels.shape
-    down, across = _spread((module.n_out, n_in))
-    rows, columns = mx.arange(module.n_out)[down][:, None], mx.arange(n_in)[across][None]
-    return module.panels[rows // width, columns, rows % width]

@@ -163,3 +163,21 @@ def test_the_device_is_named() -> None:
     kind = "cpu" if mx.default_device() == mx.Device(mx.cpu, 0) else "gpu"
     assert backend.on_cpu() == (kind == "cpu")
     assert backend.device_name().endswith(f"({kind})")
+
+
+def test_laying_out_weights_changes_where_they_lie_and_nothing_else() -> None:
+    import mlx.core as mx
+
+    from mlxgen.config import GPT2Config
+    from mlxgen.decoder import GPT2
+
+    mx.random.seed(1)
+    sizes = {"vocab_size": 97, "n_positions": 32, "n_embd": 24, "n_layer": 2, "n_head": 3}
+    decoder = GPT2(GPT2Config.from_dict({"model_type": "gpt2", **sizes, "tie_word_embeddings": False}))
+    ids = mx.random.randint(0, 97, (2, 20))
+    before, rows = decoder(ids), decoder.model.wte(ids)
+    mx.eval(before, rows)
+    backend.prepare(decoder)
+    assert mx.array_equal(decoder.model.wte(ids), rows)
+    assert mx.allclose(decoder(ids), before, atol=1e-5)
+    assert memoryview(decoder.lm_head.weight.T).c_contiguous  # type: ignore[arg-type]  # [in, out]
