@@ -268,7 +268,7 @@ def test_a_long_prompt_shows_a_bar_that_goes_away() -> None:
     )
     code, output = on_terminal("-c", script)
     assert code == 0 and output.count("Reading the prompt") == 3 and "50%" in output
-    assert output.endswith("\r\033[K"), "its line is cleared for the answer"
+    assert output.endswith("\r\033[K\033[?25h"), "its line is cleared for the answer, and the cursor is there again"
     assert on_terminal("-c", script, "quiet") == (0, "")
 
 
