@@ -2,8 +2,8 @@
 
     python examples/train_fairy_tales_torch.py --train TALES --valid TALES --out run --compile
 
-The shipped weights come from this script. MLX is made for Metal; on two x86 cores torch trains the same
-network about three times as fast. The network, the loss, the optimizers and the schedule are those of
+The shipped weights come from this script. MLX is made for Metal; on an x86 CPU torch trains the same
+network sooner. The network, the loss, the optimizers and the schedule are those of
 train_fairy_tales.py, and what it writes is the same folder. It saves as it goes; after Ctrl-C the same
 command goes on where it stopped.
 """
