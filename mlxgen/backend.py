@@ -1,6 +1,6 @@
 """What MLX computes on, and what makes it quick there.
 
-On Linux, MLX's wheel carries the reference BLAS, about fifty times slower than the machine. An optimised BLAS
+On Linux, MLX's wheel carries the reference BLAS, which is far from what the machine can do. An optimised BLAS
 loaded into the process *before* MLX takes its place, so ``mlxgen/__init__.py`` calls `prepare_blas` first of
 all, and this module imports MLX inside functions only. The CPU backend sends only float32 to the BLAS:
 `compute_dtype`.
