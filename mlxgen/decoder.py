@@ -1,7 +1,8 @@
 """The network: GPT-2's decoder (Radford et al., 2019), each position reading itself and what came before.
 
-Shapes: B rows, L positions, D = n_embd, H = n_head, V = vocab_size. Parameters keep GPT-2's published names under
-`model.`, with every weight as [out, in], which is what mlx-lm writes when it converts a GPT-2.
+Shapes: B rows, L positions, D = n_embd, H = n_head, V = vocab_size. The blocks work on [B * L, D], so that a product
+takes no reshaping. Parameters keep GPT-2's published names under `model.`, with every weight as [out, in], which is
+what mlx-lm writes when it converts a GPT-2.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlxgen import backend
+from mlxgen.cpu_forms import attention, sigmoid
 from mlxgen.errors import ContextError
 
 if TYPE_CHECKING:
@@ -25,7 +27,7 @@ Activation = Callable[[mx.array], mx.array]
 
 def gelu_tanh(x: mx.array) -> mx.array:
     """GELU by tanh (Hendrycks and Gimpel, 2016), GPT-2's own; x * sigmoid(2y) is the same function."""
-    return x * mx.sigmoid(x * (1.5957691216057308 + 0.07135481282747213 * x * x))
+    return x * sigmoid(x * (1.5957691216057308 + 0.07135481282747213 * x * x))
 
 
 def gelu_erf(x: mx.array) -> mx.array:
@@ -38,10 +40,10 @@ ACTIVATIONS: dict[str, Activation] = {
     "gelu_pytorch_tanh": gelu_tanh,
     "gelu_fast": gelu_tanh,
     "gelu": gelu_erf,
-    "quick_gelu": lambda x: x * mx.sigmoid(1.702 * x),
+    "quick_gelu": lambda x: x * sigmoid(1.702 * x),
     "relu": lambda x: mx.maximum(x, 0),
-    "silu": lambda x: x * mx.sigmoid(x),
-    "swish": lambda x: x * mx.sigmoid(x),
+    "silu": lambda x: x * sigmoid(x),
+    "swish": lambda x: x * sigmoid(x),
     "tanh": mx.tanh,
 }
 
@@ -59,16 +61,16 @@ class Attention(nn.Module):
         self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd)
         self.c_proj = nn.Linear(config.n_embd, config.n_embd)
 
-    def __call__(self, x: mx.array, mask: Any, cache: Any) -> mx.array:
-        B, L, D = x.shape
-        heads = self.c_attn(x).reshape(B, L, 3 * self.n_head, D // self.n_head).transpose(0, 2, 1, 3)
+    def __call__(self, x: mx.array, B: int, mask: Any, cache: Any) -> mx.array:
+        BL, D = x.shape
+        heads = self.c_attn(x).reshape(B, BL // B, 3 * self.n_head, D // self.n_head).transpose(0, 2, 1, 3)
         q, k, v = mx.split(heads, 3, axis=1)  # each [B, H, L, D/H]
         if cache is not None:
             k, v = cache.update_and_fetch(k, v)  # [B, H, positions kept, D/H]
         if self.upcast:
             q, k, v = (part.astype(mx.float32) for part in (q, k, v))
-        out = mx.fast.scaled_dot_product_attention(q, k, v, scale=self.scale, mask=mask)
-        return self.c_proj(out.astype(x.dtype).transpose(0, 2, 1, 3).reshape(B, L, D))
+        out = attention(q, k, v, scale=self.scale, mask=mask)
+        return self.c_proj(out.astype(x.dtype).transpose(0, 2, 1, 3).reshape(BL, D))
 
 
 class MLP(nn.Module):
@@ -92,8 +94,8 @@ class Block(nn.Module):
         self.ln_2 = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
         self.mlp = MLP(config)
 
-    def __call__(self, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
-        x = x + self.attn(self.ln_1(x), mask, cache)
+    def __call__(self, x: mx.array, B: int = 1, mask: Any = None, cache: Any = None) -> mx.array:
+        x = x + self.attn(self.ln_1(x), B, mask, cache)
         return x + self.mlp(self.ln_2(x))
 
 
@@ -136,16 +138,16 @@ class GPT2(nn.Module):
 
     def hidden(self, ids: mx.array, cache: Sequence[Any] | None = None) -> mx.array:
         """The last hidden states, after the final LayerNorm: ids [B, L] -> [B, L, D]."""
-        L = ids.shape[1]
+        B, L = ids.shape
         first = cache[0] if cache else None
         positions = self._positions(L, 0 if first is None else first.offset)
         mask = "causal" if L > 1 else None
         if first is not None:
             mask = first.make_mask(L, return_array=False, window_size=None)
-        x = self.model.wte(ids) + self.model.wpe(positions)
+        x = (self.model.wte(ids) + self.model.wpe(positions)).reshape(B * L, -1)
         for layer, block in enumerate(self.model.h):
-            x = block(x, mask, cache[layer] if cache else None)
-        return self.model.ln_f(x)
+            x = block(x, B, mask, cache[layer] if cache else None)
+        return self.model.ln_f(x).reshape(B, L, -1)
 
     def head(self, hidden: mx.array) -> mx.array:
         """Hidden states [..., D] to logits [..., V], through the word embedding where the head is tied to it."""

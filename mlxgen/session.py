@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 Overflow = Literal["stop", "slide"]
 Progress = Callable[[int, int], None]
 
-PREFILL_CHUNK = 512
+PREFILL_CHUNK = 256
 
 
 @dataclass(frozen=True, slots=True)

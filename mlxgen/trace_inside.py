@@ -40,7 +40,7 @@ def look_inside(
         return entries, rows
     tokenizer = session.model.tokenizer
     in_order = np.argsort(held_tokens(session))
-    x = decoder.model.wte(newest) + decoder.model.wpe(mx.array([session.cache[0].offset - 1]))  # [1, 1, D]
+    x = decoder.model.wte(newest[0]) + decoder.model.wpe(mx.array([session.cache[0].offset - 1]))  # [1, D]
     for layer, block in enumerate(decoder.layers):
         cache = ReadOnly(session.cache[layer])
         asked = [head for at, head in heads if at == layer]
@@ -50,9 +50,9 @@ def look_inside(
             scores = q.astype(mx.float32) @ cache.keys.astype(mx.float32).transpose(0, 1, 3, 2) * block.attn.scale
             weights = np.array(mx.softmax(scores, axis=-1))[0, :, 0]  # [H, positions held]
             rows += [HeadAttention(layer, head, weights[head][in_order].tolist()) for head in asked]
-        x = block(x, None, cache)
+        x = block(x, cache=cache)
         if lens:
-            p = softmax(row(decoder.head(decoder.model.ln_f(x))[:, -1]))
+            p = softmax(row(decoder.head(decoder.model.ln_f(x))))
             best = int(p.argmax())
             entries.append(LensEntry(layer, best, token_text(tokenizer, best), float(p[best]), float(p[chosen])))
     return entries, rows
