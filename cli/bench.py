@@ -37,6 +37,12 @@ PEERS = ("mlx-lm", "transformers", "ctranslate2")
     "--runs", type=click.IntRange(min=1), default=3, show_default=True, help="The median of so many is shown."
 )
 @click.option("--against", type=click.Choice(PEERS), multiple=True, help="Measure a peer on the same weights, in turn.")
+@click.option(
+    "--plot",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    metavar="FILE",
+    help="Also draw decode tokens per second against context length, of every side: a .png, .svg or .pdf.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One object a line: every run, with its numbers as measured.")
 @click.option("-q", "--quiet", is_flag=True, help="Nothing on standard error but errors.")
 def bench(
@@ -47,6 +53,7 @@ def bench(
     batch_size: tuple[int, ...],
     runs: int,
     against: tuple[str, ...],
+    plot: Path | None,
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -56,9 +63,15 @@ def bench(
     runs as pip installs it, without the BLAS that mlxgen loads. --json keys: side, batch_size, prompt_tokens,
     new_tokens, load and first_token (seconds), prefill_tps, decode_tps (tokens per second, of all rows), memory
     (peak resident bytes).
+
+    --plot FILE has each side decode one row from a short prompt to the model's last position, --runs times, in
+    processes of their own too. These runs go into the picture only. It needs matplotlib: pip install "mlxgen[plot]".
     """
     from mlxgen.cli.measure import bandwidth, bytes_per_step, compare
+    from mlxgen.cli.plot import check, draw
 
+    if plot:
+        check(plot)
     sides = ["mlxgen", *against]
     with _folder(model, shape, bool(against)) as folder:
         reading = bandwidth()
@@ -78,6 +91,10 @@ def bench(
                 if not as_json:
                     read = bytes_per_step(folder, length + max_tokens // 2, rows) / rows  # for each token
                     write("".join(f"{line}\n" for line in _table(measured, sides, read, reading)))
+        if plot:
+            draw(plot, _title(model, shape), _curves(sides, folder, runs, quiet))
+            if not quiet:
+                say(f"Wrote {plot}")
 
 
 @contextmanager
@@ -118,4 +135,24 @@ def _table(measured: list[Measurement], sides: Sequence[str], read: float, bandw
 def _entries(m: Measurement) -> dict[str, Any]:
     from dataclasses import asdict
 
-    return asdict(m)
+    entries = asdict(m)
+    del entries["seconds"]  # of every token: too many to print
+    return entries
+
+
+def _curves(sides: Sequence[str], folder: Path, runs: int, quiet: bool) -> dict[str, list[tuple[int, float]]]:
+    """What --plot draws: each side's tokens per second over the context."""
+    from mlxgen.cli.measure import curve, decode
+
+    measured = []
+    for m in decode(list(sides), folder, runs):
+        measured.append(m)
+        if not quiet:
+            say(f"{m.side} {len(measured)}/{runs * len(sides)}, over the whole context")
+    return {side: curve([m for m in measured if m.side == side]) for side in sides}
+
+
+def _title(model: str, shape: str | None) -> str:
+    if shape:
+        return f"GPT-2 {shape}, random weights"
+    return Path(model).resolve().name if Path(model).is_dir() else model

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 Prompts = list[list[int]]
@@ -151,7 +152,8 @@ def main(side: str, folder: str, prompt_tokens: str, new_tokens: str, batch_size
         pass
     times = [time.perf_counter()]
     times += [time.perf_counter() for _ in run(prompts, int(new_tokens))]
-    first, rest = times[1] - times[0], times[-1] - times[1]
+    seconds = [after - before for before, after in pairwise(times)]
+    first, rest = seconds[0], times[-1] - times[1]
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     rows = len(prompts)
     numbers = {
@@ -160,6 +162,7 @@ def main(side: str, folder: str, prompt_tokens: str, new_tokens: str, batch_size
         "prefill_tps": rows * int(prompt_tokens) / first,
         "decode_tps": rows * (len(times) - 2) / rest if rest else 0.0,
         "memory": memory,
+        "seconds": seconds,
     }
     print(json.dumps(numbers))
 

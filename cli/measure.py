@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ import mlx.core as mx
 from mlxgen.errors import MlxgenError, OptionError
 
 SIDES = ("mlxgen", "mlx-lm", "transformers", "ctranslate2")
+SHORT_PROMPT = 8  # tokens before a decode through the whole context
+REACH = 16  # tokens on either side of a context length whose durations count for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,8 @@ class Measurement:
     """One run of one side. Tokens per second, seconds, bytes.
 
     first_token: from the prompt's ids to the first token, the model being loaded. load: opening the folder.
-    decode counts the tokens after the first one. memory: the process's peak resident size.
+    decode counts the tokens after the first one. memory: the process's peak resident size. seconds: what each token
+    took, the first one with its prompt.
     """
 
     side: str
@@ -42,6 +45,7 @@ class Measurement:
     prefill_tps: float
     decode_tps: float
     memory: int
+    seconds: list[float] = field(repr=False)
 
 
 def measure(side: str, folder: Path, *, prompt_tokens: int, new_tokens: int, batch_size: int = 1) -> Measurement:
@@ -71,6 +75,42 @@ def median(measurements: list[Measurement], side: str) -> dict[str, float]:
     rows = [asdict(m) for m in measurements if m.side == side]
     numbers = ("load", "first_token", "prefill_tps", "decode_tps", "memory")
     return {name: statistics.median(row[name] for row in rows) for name in numbers}
+
+
+def decode(sides: list[str], folder: Path, runs: int = 3) -> Iterator[Measurement]:
+    """Every side in turn, from a short prompt to the model's last position."""
+    from mlxgen.config import read_config
+
+    new = read_config(folder).n_positions - SHORT_PROMPT
+    if new < 2:
+        raise OptionError(f"{folder}: a decode over the context needs a model of {SHORT_PROMPT + 2} positions or more")
+    return compare(sides, folder, prompt_tokens=SHORT_PROMPT, new_tokens=new, runs=runs)
+
+
+def tps_at(run: Measurement, context: int) -> float:
+    """Decode tokens per second at a context length: by the median duration of the tokens around it."""
+    at = context - run.prompt_tokens  # the token that is computed from so much context
+    if not 1 <= at < len(run.seconds):
+        last = run.prompt_tokens + len(run.seconds) - 1
+        raise OptionError(f"nothing was decoded at context {context}; the run has {run.prompt_tokens + 1} to {last}")
+    return run.batch_size / statistics.median(run.seconds[max(1, at - REACH) : at + REACH + 1])
+
+
+def ratio(run: Measurement, context: int = 1000, against: int = 100) -> float:
+    """Tokens per second at one context length against another, both from one run."""
+    return tps_at(run, context) / tps_at(run, against)
+
+
+def curve(runs: list[Measurement]) -> list[tuple[int, float]]:
+    """Context length and decode tokens per second, the median over one side's runs, through their whole context."""
+    first = runs[0].prompt_tokens + 1
+    contexts = range(first, first + len(runs[0].seconds) - 1, 2 * REACH)
+    return [(context, statistics.median(tps_at(run, context) for run in runs)) for context in contexts]
+
+
+def series(side: str, folder: Path, runs: int = 3) -> list[tuple[int, float]]:
+    """The curve of one side: measured here, from a short prompt to the model's last position."""
+    return curve(list(decode([side], folder, runs)))
 
 
 def random_folder(folder: Path, **sizes: Any) -> Path:
