@@ -167,4 +167,6 @@ def _entries(conversation: Conversation, record: Generation, computed: int, slid
         "slides": slid,
         "prompt_tps": record.prompt_tps,
         "generation_tps": record.generation_tps,
+        "guesses": record.guesses,
+        "accepted": record.accepted,
     }

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlxgen.cli.output import say, size
+from mlxgen.cli.output import guesses_in_words, say, size
 from mlxgen.errors import OptionError
 
 if TYPE_CHECKING:
@@ -111,6 +111,8 @@ class Commands:
         if record:
             speed = f"{record.generation_tps:.1f} tokens/s, seed {record.seed}"
             say(f"Last answer: {len(record.prompt_tokens)} new prompt tokens, {len(record.tokens)} generated, {speed}")
+            if record.guesses:
+                say(f"Guesses: {guesses_in_words(record)}")
 
     def system(self, rest: str) -> None:
         """set the text that stands before the conversation; alone, remove it"""

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mlxgen.cli.options import generation, generation_options, model_options, open_model, output_options
+from mlxgen.cli.options import (
+    draft_model,
+    generation,
+    generation_options,
+    guess_options,
+    model_options,
+    open_model,
+    output_options,
+)
 from mlxgen.cli.output import chatty, prefill_bar, say, say_statistics, write, write_json
 from mlxgen.cli.prompt import read_prompt
 
@@ -25,6 +33,7 @@ SPACE_HINT = "Hint: the prompt ends in a space, but GPT-2's tokens begin with th
 @click.argument("prompt", required=False)
 @model_options
 @generation_options
+@guess_options
 @click.option(
     "--num-samples",
     type=click.IntRange(min=1),
@@ -54,7 +63,9 @@ def generate(ctx: click.Context, /, prompt: str | None, **given: Any) -> None:
     (ids), logprobs (natural logs under the model, one a token), candidates (with --logprobs: for each token a
     list of token, text, probability, rule_probability, kept), finish_reason (stop, length, context), sample
     (from 0), seed, prompt_tokens, generated_tokens, prompt_tps, generation_tps (tokens per second), peak_memory
-    (bytes).
+    (bytes), guesses and accepted (tokens guessed by --lookahead or --draft, and how many were right).
+
+    --lookahead and --draft change how soon the text comes, not the text.
     """
     import mlxgen
     from mlxgen.chooser import sample_seeds
@@ -73,6 +84,7 @@ def generate(ctx: click.Context, /, prompt: str | None, **given: Any) -> None:
     if talk and text.endswith(" "):
         say(SPACE_HINT)
     model = open_model(given)
+    options["draft"] = draft_model(given)
     echo = given["echo"] if given["echo"] is not None else sys.stdout is not None and sys.stdout.isatty()
     options["progress"] = prefill_bar(quiet)
     for sample, seed in enumerate(seeds):
@@ -134,6 +146,8 @@ def _entries(model: Model, record: Generation, sample: int) -> dict[str, Any]:
         "prompt_tps": record.prompt_tps,
         "generation_tps": record.generation_tps,
         "peak_memory": record.peak_memory,
+        "guesses": record.guesses,
+        "accepted": record.accepted,
     }
 
 

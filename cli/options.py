@@ -189,6 +189,25 @@ def generation_options(function: F, max_tokens: int = 256) -> F:
     )
 
 
+def guess_options(function: F) -> F:
+    """Ways to the same text in fewer passes through the network: see `draft_model`."""
+    return _apply(
+        function,
+        [
+            click.option(
+                "--lookahead",
+                is_flag=True,
+                help="Guess from the text so far and check several tokens at once: sooner where text repeats itself.",
+            ),
+            click.option(
+                "--draft",
+                metavar="MODEL",
+                help="Let a smaller model of the same vocabulary guess, such as distilgpt2 for gpt2-xl.",
+            ),
+        ],
+    )
+
+
 def output_options(function: F) -> F:
     return _apply(
         function,
@@ -215,15 +234,22 @@ def open_model(given: Mapping[str, Any]) -> Model:
     return mlxgen.load(given["model"], revision=given["revision"])
 
 
+def draft_model(given: Mapping[str, Any]) -> Model | None:
+    """The model of --draft."""
+    return open_model({**given, "model": given["draft"], "revision": None}) if given["draft"] else None
+
+
 def generation(ctx: click.Context, given: Mapping[str, Any]) -> Options:
     """The keyword arguments of mlxgen.generate from what `generation_options` gave.
 
-    Raises OptionError for sampling rules that cannot be, before any model is opened.
+    Raises OptionError for sampling rules that cannot be, before any model is opened. --draft still has to be opened.
     """
     from mlxgen.generate import SAMPLING, Options
     from mlxgen.samplers import Sampling
 
-    options = {name: value for name, value in given.items() if name in Options.__annotations__}
+    if given.get("lookahead") and given.get("draft"):
+        raise click.UsageError("--lookahead and --draft are two ways to guess; give one of them", ctx)
+    options = {name: value for name, value in given.items() if name in Options.__annotations__ and name != "draft"}
     options["logit_bias"] = dict(given["logit_bias"]) or None
     options["temperature"] = _temperature(ctx, given["temperature"], given["greedy"])
     Sampling(**{name: value for name, value in options.items() if name in SAMPLING})

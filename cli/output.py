@@ -53,7 +53,14 @@ def say_statistics(record: Generation) -> None:
     prompt, generated = len(record.prompt_tokens), len(record.tokens)
     say(f"Prompt: {prompt} tokens, {record.prompt_tps:.1f} tokens/s")
     say(f"Generation: {generated} tokens, {record.generation_tps:.1f} tokens/s ({record.finish_reason})")
+    if record.guesses:
+        say(f"Guesses: {guesses_in_words(record)}")
     say(f"Peak memory: {size(record.peak_memory)}. Seed: {record.seed}")
+
+
+def guesses_in_words(record: Generation) -> str:
+    """Such as "120 of 150 right, 3.4 tokens a pass"."""
+    return f"{record.accepted} of {record.guesses} right, {record.tokens_per_pass:.1f} tokens a pass"
 
 
 def size(n_bytes: float) -> str:

@@ -17,7 +17,7 @@ import mlx.core as mx
 from mlxgen import backend
 from mlxgen.chooser import sample_seeds
 from mlxgen.errors import MlxgenError, OptionError, check_whole
-from mlxgen.generate import SESSION, Generation, Options, prompt_ids
+from mlxgen.generate import SESSION, Generation, Options, prompt_ids, refuse_guesses
 from mlxgen.model import Model
 from mlxgen.row import Row
 from mlxgen.session import PREFILL_CHUNK, Session
@@ -25,6 +25,8 @@ from mlxgen.slots import Slots
 
 MEMORY_FACTS = "/proc/meminfo"
 MOST_ROWS = 32  # more rows gain little: by then arithmetic, not reading the weights, takes the time
+
+NO_GUESSES = "is for one prompt at a time: leave it out of a batch, whose prompts share their passes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,7 @@ def outcomes(
     """
     if "progress" in options:
         raise OptionError("progress is not an option of a batch; count its answers")
+    refuse_guesses(options, NO_GUESSES)
     Session(model, **_shared(options))  # raises for what no prompt could have
     if batch_size is None:
         batch_size = fitting_batch_size(model, options.get("max_kv_size"))
@@ -216,6 +219,7 @@ def _samples(model: Model, index: int, request: Request, num_samples: int, optio
     if fixed := set(request.options) & {*SESSION, "progress"}:
         raise OptionError(f"{min(fixed)} belongs to the whole batch, not to one prompt")
     own: Options = {**options, **request.options}
+    refuse_guesses(request.options, NO_GUESSES)
     session = Session(model, **_shared(options))
     session.extend(prompt_ids(model, request.prompt))
     seeds = sample_seeds(own.get("seed"), num_samples if request.num_samples is None else request.num_samples)

@@ -26,6 +26,8 @@ class Cache(Protocol):
     def size(self) -> int: ...
     def trim(self, n: int) -> int: ...
     @property
+    def trimmable(self) -> int: ...
+    @property
     def nbytes(self) -> int: ...
 
 
@@ -70,9 +72,14 @@ class KVCache:
     def is_trimmable(self) -> bool:
         return True
 
+    @property
+    def trimmable(self) -> int:
+        """How many of the newest positions can be forgotten."""
+        return self.offset
+
     def trim(self, n: int) -> int:
         """Forget the newest n positions; returns how many were forgotten."""
-        n = min(n, self.offset)
+        n = min(n, self.trimmable)
         self.offset -= n
         return n
 
@@ -106,7 +113,12 @@ class RotatingKVCache:
     A query at position i reads positions j <= i with j < keep or j > i - (max_size - keep). One position at a time is
     written over the oldest unpinned one, in a ring; a chunk is laid out in order first, because its queries
     read different windows. With max_size >= the context this is full attention.
+
+    slack: how many positions more than max_size a chunk may leave behind until the next write, so that as many of its
+    own can be forgotten again. They are not read otherwise.
     """
+
+    slack = 0
 
     def __init__(self, max_size: int, keep: int = 0) -> None:
         check_whole("keep", keep, 0)
@@ -132,6 +144,7 @@ class RotatingKVCache:
         return self._write_chunk(keys, values)
 
     def _write_one(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        self.keys, self.values, self._next = self._without_slack()
         at = self.keep if self._next == self.max_size else self._next
         capacity = min(self.max_size, -(-(at + 1) // GROWTH) * GROWTH)
         self.keys = _room(self.keys, keys, self._filled, capacity)
@@ -145,7 +158,7 @@ class RotatingKVCache:
         every_key = mx.concatenate([*self._in_order(self.keys), keys], axis=2)
         every_value = mx.concatenate([*self._in_order(self.values), values], axis=2)
         self.offset += keys.shape[2]
-        self.keys, self.values = self._newest(every_key), self._newest(every_value)
+        self.keys, self.values = self._newest(every_key, self.slack), self._newest(every_value, self.slack)
         self._next, self._rewound = self.keys.shape[2], False
         return every_key, every_value
 
@@ -159,13 +172,21 @@ class RotatingKVCache:
             return []
         if self.offset < self.max_size:
             return [kept[..., : self.offset, :]]
+        if self._next > self.max_size:  # in order, with slack
+            return [kept[..., : self.keep, :], kept[..., self._next - self.window + 1 : self._next, :]]
         at = self.keep if self._next == self.max_size else self._next  # the oldest: no longer read
         return [kept[..., : self.keep, :], kept[..., at + 1 : self.max_size, :], kept[..., self.keep : at, :]]
 
-    def _newest(self, every: mx.array) -> mx.array:
-        if every.shape[2] <= self.max_size:
+    def _newest(self, every: mx.array, slack: int = 0) -> mx.array:
+        if every.shape[2] <= self.max_size + slack:
             return every
-        return mx.concatenate([every[..., : self.keep, :], every[..., -self.window :, :]], axis=2)
+        return mx.concatenate([every[..., : self.keep, :], every[..., -self.window - slack :, :]], axis=2)
+
+    def _without_slack(self) -> tuple[mx.array | None, mx.array | None, int]:
+        """Keys, values and the place of the next position, with max_size positions at most."""
+        if self._next <= self.max_size or self.keys is None or self.values is None:
+            return self.keys, self.values, self._next
+        return self._newest(self.keys), self._newest(self.values), self.max_size
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> mx.array | str | None:
         """The mask for the next N positions over what update_and_fetch returns for them.
@@ -190,21 +211,37 @@ class RotatingKVCache:
     def is_trimmable(self) -> bool:
         return self.offset <= self.max_size and not self._rewound
 
-    def trim(self, n: int) -> int:
-        """Forget the newest n positions; returns how many were forgotten.
+    @property
+    def trimmable(self) -> int:
+        """How many of the newest positions can be forgotten.
 
-        Once a position has been dropped only the newest can be taken back: its place is the next one's as well.
+        Once a position has been dropped only the newest, whose place is the next one's as well, and what is there of
+        slack.
         """
-        allowed = self.offset if self.is_trimmable() else 0 if self._rewound else 1
-        n = min(n, allowed)
-        self._rewound = self._rewound or (n > 0 and self.offset > self.max_size)
+        if self._rewound:
+            return 0
+        if self.offset <= max(self.max_size, self._next):  # nothing was dropped
+            return self.offset
+        return 1 + max(self._next - self.max_size, 0)
+
+    def trim(self, n: int) -> int:
+        """Forget the newest n positions; returns how many were forgotten: see `trimmable`."""
+        n = min(n, self.trimmable)
+        if self._next > self.max_size and self.keys is not None and self.values is not None:
+            end = max(self._next - n, self.max_size)
+            dropped = self.offset > self._next
+            self.keys, self.values = self.keys[..., :end, :], self.values[..., :end, :]
+            self._rewound = dropped and self._next - n < self.max_size
+        else:
+            self._rewound = self._rewound or (n > 0 and self.offset > self.max_size)
         self.offset -= n
         self._next -= n
         return n
 
     @property
     def state(self) -> tuple[mx.array | None, mx.array | None, int, int, int, int]:
-        return self.keys, self.values, self.offset, self.keep, self.max_size, self._next
+        keys, values, following = self._without_slack()
+        return keys, values, self.offset, self.keep, self.max_size, following
 
     @state.setter
     def state(self, state: tuple[mx.array | None, mx.array | None, int, int, int, int]) -> None:

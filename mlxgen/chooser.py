@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import secrets
 from collections.abc import Callable, Sequence
@@ -10,7 +11,16 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from mlxgen.errors import OptionError, check_whole
-from mlxgen.samplers import Sampling, apply_bias, apply_penalties, apply_rules, check_bias, draw, greedy
+from mlxgen.samplers import (
+    Sampling,
+    apply_bias,
+    apply_penalties,
+    apply_rules,
+    check_bias,
+    draw,
+    draw_or_accept,
+    greedy,
+)
 from mlxgen.softmax import log_softmax, softmax
 
 LogitsProcessor = Callable[[mx.array, mx.array], mx.array]
@@ -25,6 +35,14 @@ class Choice:
     finite: mx.array  # bool [], whether all logits are numbers, and processors and bias left some token
     top: tuple[mx.array, ...]  # the candidates' ids, log-probabilities, and probabilities under the rules, each [N]
     from_model: mx.array  # bool [], whether the logits were numbers as they came out of the model
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """A token that may come next. drawn_from: the logits [1, V] it was drawn from, None if it was not drawn."""
+
+    token: mx.array  # uint32 [1], not yet evaluated
+    drawn_from: mx.array | None = None
 
 
 class Chooser:
@@ -55,8 +73,12 @@ class Chooser:
         self._tokens = mx.array(list(context), dtype=mx.int32) if self._processors else None
         self._counts = token_counts(context, vocab_size) if sampling.counts_tokens else None
 
-    def __call__(self, logits: mx.array) -> Choice:
-        """Choose from logits [1, V] of any float type."""
+    def __call__(self, logits: mx.array, guess: Guess | None = None) -> Choice:
+        """Choose from logits [1, V] of any float type.
+
+        A guess that was drawn at random is accepted as often as the rules allow, see samplers.draw_or_accept; any
+        other changes nothing.
+        """
         logits = logits.astype(mx.float32)
         logprobs = log_softmax(logits)  # [1, V]
         ruled = adjusted = self._adjust(logits)
@@ -64,21 +86,44 @@ class Chooser:
             token = greedy(ruled)
             ruled = apply_rules(ruled, self._sampling) if self._candidates else ruled
         else:
-            ruled = apply_rules(ruled, self._sampling)
-            token = draw(ruled, self._next_key())
-        if self._tokens is not None:
-            self._tokens = mx.concatenate([self._tokens, token.astype(mx.int32)])
-        if self._counts is not None:
-            self._counts = self._counts.at[mx.array([0]), token].add(1)
+            ruled, key = apply_rules(ruled, self._sampling), self._next_key()
+            if guess is None or guess.drawn_from is None:
+                token = draw(ruled, key)
+            else:
+                token = draw_or_accept(ruled, guess.token, guess.drawn_from, key)
+        self._remember(token)
         logprob = mx.take_along_axis(logprobs, token[:, None], axis=-1)[:, 0]
         finite = from_model = mx.all(mx.isfinite(logprobs))
         if adjusted is not logits:  # -inf may leave out tokens, but not all of them
             finite = from_model & mx.isfinite(mx.max(adjusted)) & ~mx.any(mx.isnan(adjusted))
         return Choice(token, logprob, finite, self._top(logits, logprobs, ruled), from_model)
 
+    def fork(self) -> Chooser:
+        """One that chooses on by the same rules, to guess with.
+
+        A caller's processors are left out: they may count how often they are called.
+        """
+        other = copy.copy(self)  # its arrays are replaced and never written to
+        other._processors, other._tokens = (), None
+        return other
+
+    def guess(self, logits: mx.array) -> Guess:
+        """Choose from a draft model's logits [1, V]."""
+        ruled = apply_rules(self._adjust(logits.astype(mx.float32)), self._sampling)
+        guess = Guess(greedy(ruled)) if self._sampling.greedy else Guess(draw(ruled, self._next_key()), ruled)
+        self._remember(guess.token)
+        return guess
+
     def _next_key(self) -> mx.array:
         self._key, key = mx.random.split(self._key)
         return key
+
+    def _remember(self, token: mx.array) -> None:
+        """Let the next choice know of this one."""
+        if self._tokens is not None:
+            self._tokens = mx.concatenate([self._tokens, token.astype(mx.int32)])
+        if self._counts is not None:
+            self._counts = self._counts.at[mx.array([0]), token].add(1)
 
     def _adjust(self, logits: mx.array) -> mx.array:
         for processor in self._processors:

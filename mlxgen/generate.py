@@ -11,10 +11,10 @@ import mlx.core as mx
 
 from mlxgen.chooser import Chooser, LogitsProcessor, checked_seed
 from mlxgen.errors import OptionError, check_whole
-from mlxgen.loop import Candidate, FinishReason, Step, steps
-from mlxgen.model import Model
+from mlxgen.loop import Candidate, FinishReason, Guesser, Step, steps
+from mlxgen.model import Model, token_ids
 from mlxgen.samplers import Sampling
-from mlxgen.session import Overflow, Progress, Session, token_ids
+from mlxgen.session import Overflow, Progress, Session
 from mlxgen.stop import StopText
 
 MAX_TOKENS = 256
@@ -41,6 +41,8 @@ class Options(TypedDict, total=False):
     keep: int  # how many of its first positions are pinned
     overflow: Overflow  # "stop" or "slide" at the end of the position table
     prefill_chunk: int  # prompt tokens processed at once
+    lookahead: bool  # guess from the text so far, and check several tokens in one pass: the same text, sooner
+    draft: Model | None  # a smaller model of the same vocabulary that guesses
     progress: Progress | None  # called with (done, total) while the prompt is processed
 
 
@@ -54,7 +56,8 @@ class Generation:
 
     text: the answer alone, without the prompt, the end token or a stop text. tokens: all chosen ids, an end token
     included. logprobs: natural logs under the model itself, one a token; their sum is the log-probability of the
-    answer. Seconds are wall time; peak_memory is in bytes, of MLX's arrays.
+    answer. Seconds are wall time; peak_memory is in bytes, of MLX's arrays. guesses: tokens guessed by lookahead or a
+    draft model and checked; accepted: those that were right.
     """
 
     prompt: str | list[int]
@@ -68,6 +71,13 @@ class Generation:
     prompt_seconds: float
     generation_seconds: float
     peak_memory: int
+    guesses: int
+    accepted: int
+
+    @property
+    def tokens_per_pass(self) -> float:
+        """Tokens that a pass through the network gave: 1 without guesses."""
+        return len(self.tokens) / (len(self.tokens) - self.accepted) if self.tokens else 0.0
 
     @property
     def prompt_tps(self) -> float:
@@ -117,6 +127,8 @@ class Recorder:
             prompt_seconds=self._first - self._start,
             generation_seconds=self._last - self._first,
             peak_memory=mx.get_peak_memory(),
+            guesses=sum(step.guesses for step in self._steps),
+            accepted=sum(step.guessed for step in self._steps),
         )
 
 
@@ -180,7 +192,29 @@ def session_steps(session: Session, options: Options, chooser: Callable[..., Cho
         end_tokens=frozenset() if options.get("ignore_eos") else model.end_tokens,
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
         progress=options.get("progress"),
+        guesser=_guesser(session, options),
     )
+
+
+def refuse_guesses(options: Options, reason: str) -> None:
+    """Raise OptionError where tokens are asked to be guessed and cannot be."""
+    for name in ("lookahead", "draft"):
+        if options.get(name):
+            raise OptionError(f"{name} {reason}")
+
+
+def _guesser(session: Session, options: Options) -> Guesser | None:
+    """Who guesses, if anyone. Raises OptionError."""
+    lookahead, draft = options.get("lookahead", False), options.get("draft")
+    if not lookahead and draft is None:
+        return None
+    from mlxgen.lookahead import Draft, NGrams
+
+    if lookahead and draft is not None:
+        raise OptionError("lookahead and draft are two ways to guess; give one of them")
+    if not session.is_own_cache:
+        raise OptionError("lookahead and draft need the session's own cache: leave out cache=")
+    return NGrams(session.tokens) if draft is None else Draft(session, draft)
 
 
 def _of(options: Options, names: Sequence[str]) -> dict:  # type: ignore[type-arg]

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Literal, Protocol, cast
 
 import mlx.core as mx
 
-from mlxgen.chooser import Choice, Chooser
+from mlxgen.chooser import Choice, Chooser, Guess
 from mlxgen.errors import NumericError
 from mlxgen.session import Progress, Session
 from mlxgen.stop import StopText
@@ -47,7 +47,8 @@ class Step:
     text: what became certain with it; empty while a character or a possible stop text is incomplete, and for the end
     token. logprob: natural log of the token's probability under the model itself. context_length: tokens in the
     context, this one included. cache_length: positions in the cache, one fewer until the cache rotates or slides.
-    finish_reason: why it was the last, or None.
+    finish_reason: why it was the last, or None. guessed: whether it was guessed, and so needed no pass of its own.
+    guesses: how many guesses a pass checked, told with the first token that one was made for.
     """
 
     index: int
@@ -58,6 +59,8 @@ class Step:
     context_length: int
     cache_length: int
     finish_reason: FinishReason | None
+    guessed: bool = False
+    guesses: int = 0
 
 
 class Reader:
@@ -72,12 +75,20 @@ class Reader:
         self._count = 0  # tokens read so far
 
     @property
+    def left(self) -> int:
+        """How many more choices there can be."""
+        return self.limit - self._count
+
+    @property
     def ends_next(self) -> bool:
         """Whether the next choice is the last there can be."""
-        return self._count + 1 >= self.limit
+        return self.left <= 1
 
-    def read(self, choice: Choice, cache_length: int) -> Step:
-        """Wait for a choice and append it to the session's tokens. Raises NumericError."""
+    def read(self, choice: Choice, cache_length: int, guess: Guess | None = None, guesses: int = 0) -> Step:
+        """Wait for a choice and append it to the session's tokens. Raises NumericError.
+
+        guess: what was guessed to be chosen. guesses: see Step.
+        """
         index, last, stops = self._count, self.ends_next, self._stops
         token = _read(choice, index)
         self._count += 1
@@ -100,7 +111,23 @@ class Reader:
             context_length=len(self.session.tokens),
             cache_length=cache_length,
             finish_reason=reason,
+            guessed=guess is not None and token == guess.token.item(),
+            guesses=guesses,
         )
+
+
+class Guesser(Protocol):
+    """Says what may come next, so that one pass through the network can check several tokens."""
+
+    def guess(self, token: mx.array, known: bool, most: int, choose: Chooser) -> list[Guess]:
+        """What may follow the newest token, one after another, at most `most`.
+
+        token: its id [1]. known: whether it was read, and so is the last of the session's tokens. choose: what will
+        choose the tokens after it.
+        """
+
+    def learn(self, guesses: int, right: int) -> None:
+        """How many of the newest guesses were right, before the first wrong one."""
 
 
 def steps(
@@ -111,48 +138,70 @@ def steps(
     end_tokens: frozenset[int] = frozenset(),
     stop: Sequence[str] = (),
     progress: Progress | None = None,
+    guesser: Guesser | None = None,
 ) -> Iterator[Step]:
     """Generate on a session whose context holds at least one token; no step at all if the context is full.
 
     While Python reads one token the device already works on the next. Wherever the caller stops, the session ends with
     every token appended and all but the newest processed. Raises NumericError for logits that are not finite.
+
+    guesser: its guesses go through the network together with the newest token. Each position's logits choose as they
+    always do, and as long as the guess is what was chosen, the next position's logits are those of the real context.
+    So the tokens are the same as without it; where guesses are drawn at random, their distribution is.
     """
     reader = Reader(session, max_tokens, end_tokens, stop)
     if reader.limit < 1:
         return
-    choice = choose(session.prefill(progress))
-    mx.async_eval(choice.token, choice.logprob, choice.finite, *choice.top)
-    while True:
-        cache_length = session.cache_length
-        following = None
-        if not reader.ends_next and not session.table_is_full:  # a slide waits until it is known to be needed
-            following = _next_choice(session, choose, choice)
-        reason: FinishReason | None = None
-        try:
-            step = reader.read(choice, cache_length)
-            reason = step.finish_reason
-            yield step
-        except BaseException:
-            reason = "stop"  # the caller left, or failed: nothing more is wanted
-            raise
-        finally:
-            if reason and following is not None:
-                session.take_back()
-        if reason:
-            return
-        choice = following or _next_choice(session, choose, choice)
-
-
-def _next_choice(session: Session, choose: Chooser, choice: Choice) -> Choice:
-    """Send the chosen token, which nobody has read yet, through the network, and choose again."""
-    logits = session.process(choice.token)
+    most_held = session.max_kv_size or session.model.config.n_positions
+    surplus = 0  # positions in the cache that it would not hold if the answer ended here
     try:
-        following = choose(logits)
-        mx.async_eval(following.token, following.logprob, following.finite, *following.top)
-    except BaseException:  # a caller's processor failed, or Ctrl-C
-        session.take_back()
-        raise
-    return following
+        choice, known = _choose(choose, session.prefill(progress), []), False
+        while True:
+            held, following = session.cache_length, None
+            guesses: list[Guess] = []
+            room = reader.left - (not known)  # how many tokens may come after the choice
+            if room and (known or not session.table_is_full):  # a slide waits until it is known to be needed
+                most = min(session.guessable, room - 1)
+                if guesser and most > 0:
+                    guesses = guesser.guess(choice.token, known, most, choose)
+                logits = session.process(mx.concatenate([choice.token, *(guess.token for guess in guesses)]))
+                surplus = 1 + len(guesses)
+                following = _choose(choose, logits[:1], guesses[:1])
+            if not known:
+                step = reader.read(choice, held)
+                yield step
+                if step.finish_reason:
+                    return
+            if following is None:
+                known = True
+                continue
+            choice, known, right = following, False, 0
+            for n, guess in enumerate(guesses, 1):
+                step = reader.read(choice, min(held + n, most_held), guess, len(guesses) if n == 1 else 0)
+                surplus -= 1
+                yield step
+                if step.finish_reason:
+                    return
+                known = not step.guessed
+                if known:
+                    break
+                choice = _choose(choose, logits[n : n + 1], guesses[n : n + 1])
+                right = n
+            if known:  # the wrong guess and those after it
+                session.take_back(surplus)
+            surplus = 0
+            if guesser and guesses:
+                guesser.learn(len(guesses), right)
+    finally:
+        if surplus:
+            session.take_back(surplus)
+
+
+def _choose(choose: Chooser, logits: mx.array, guess: list[Guess]) -> Choice:
+    """Choose from logits [1, V], with the guess of what is chosen if there is one, and send the work to the device."""
+    choice = choose(logits, *guess)
+    mx.async_eval(choice.token, choice.logprob, choice.finite, *choice.top)
+    return choice
 
 
 def _read(choice: Choice, index: int) -> int:

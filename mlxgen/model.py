@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from numbers import Integral
+from typing import TYPE_CHECKING, Any
+
+from mlxgen.errors import OptionError
 
 if TYPE_CHECKING:
     from mlxgen.config import GPT2Config
@@ -35,3 +39,19 @@ def load(name: str = "fairy-tales", *, revision: str | None = None) -> Model:
     from mlxgen.weights import open_model
 
     return open_model(name, revision=revision)
+
+
+def token_ids(model: Model, prompt: object) -> list[int]:
+    """The ids of text, or of a list or array of ids. Raises OptionError for anything else, or ids of no token."""
+    if isinstance(prompt, bytes) or not isinstance(prompt, Iterable):
+        raise OptionError(f"a prompt must be text or a list of token ids, not {type(prompt).__name__}")
+    ids: list[Any]
+    if isinstance(prompt, str):
+        ids = model.tokenizer.encode(prompt)
+    else:
+        ids = prompt.tolist() if hasattr(prompt, "tolist") else list(prompt)  # MLX's and NumPy's arrays
+    size = model.config.vocab_size
+    for token in ids:
+        if isinstance(token, bool) or not isinstance(token, Integral) or not 0 <= int(token) < size:
+            raise OptionError(f"token id {token!r} is outside the vocabulary (0 to {size - 1})")
+    return [int(token) for token in ids]

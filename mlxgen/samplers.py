@@ -164,6 +164,20 @@ def draw(logits: mx.array, key: mx.array) -> mx.array:
     return mx.random.categorical(logits, key=key)
 
 
+def draw_or_accept(logits: mx.array, guess: mx.array, drawn_from: mx.array, key: mx.array) -> mx.array:
+    """One token id a row, distributed as softmax(logits), and as often as that allows the guess itself.
+
+    guess: uint32 [B], drawn from softmax(drawn_from), float32 [B, V]. It is accepted with probability p / q, and else
+    the token comes from what p has more than q (speculative sampling: Leviathan et al., 2023; Chen et al., 2023). A
+    guess that is not accepted is never what is drawn instead.
+    """
+    accept_key, draw_key = mx.random.split(key)
+    p, q = softmax(logits), softmax(drawn_from)
+    p_guess, q_guess = (mx.take_along_axis(x, guess[:, None], axis=-1)[:, 0] for x in (p, q))
+    accepted = mx.random.uniform(shape=guess.shape, key=accept_key) * q_guess < p_guess
+    return mx.where(accepted, guess, draw(mx.log(mx.maximum(p - q, 0)), draw_key))
+
+
 def _finite(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST  # False for NaN
 

@@ -10,18 +10,17 @@ from __future__ import annotations
 
 import copy
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Unpack, cast
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import mlx.core as mx
 from mlx.utils import tree_map
 
-from mlxgen.cache import make_cache
+from mlxgen.cache import RotatingKVCache, make_cache
 from mlxgen.errors import ContextError, OptionError, check_whole
-from mlxgen.model import Model
+from mlxgen.model import Model, token_ids
 from mlxgen.sliding import Slide, last_slide, slide_at
 
 if TYPE_CHECKING:
@@ -32,6 +31,7 @@ Overflow = Literal["stop", "slide"]
 Progress = Callable[[int, int], None]
 
 PREFILL_CHUNK = 256
+MOST_GUESSES = 15  # with the token before them 16 rows, which a device computes in little more than the time of one
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +81,7 @@ class Session:
         given = list(cache) if cache is not None else None
         self._given = copy.deepcopy(given)  # stays empty, to start again from
         self.cache: list[Any] = given if given is not None else self._empty_cache()
+        self.drafting: Session | None = None  # a draft model's session on the same context
 
     @property
     def cache_length(self) -> int:
@@ -91,6 +92,11 @@ class Session:
     def nbytes(self) -> int:
         """Memory of the cache, in bytes."""
         return sum(int(layer.nbytes) for layer in self.cache)
+
+    @property
+    def is_own_cache(self) -> bool:
+        """Whether the cache is mlxgen's, and not one that was given."""
+        return self._given is None
 
     @property
     def table_is_full(self) -> bool:
@@ -183,7 +189,7 @@ class Session:
         """A second session with the same past. The cached arrays are shared until one of the two writes to them."""
         other = copy.copy(self)
         other.tokens, other.breaks = list(self.tokens), list(self.breaks)
-        other.cache = [_copied(layer) for layer in self.cache]
+        other.cache, other.drafting = [_copied(layer) for layer in self.cache], None
         return other
 
     def save(self, path: str | Path) -> Path:
@@ -231,8 +237,16 @@ class Session:
             raise
         return self.model.decoder.head(hidden[:, -1])
 
-    def process(self, token: mx.array) -> mx.array:
-        """Put the one newest token [1] through the network; returns its logits [1, V], a graph and not yet numbers."""
+    @property
+    def guessable(self) -> int:
+        """How many tokens more than one can be processed at once and taken back again."""
+        return min(MOST_GUESSES, max(self.model.config.n_positions - self.cache[0].offset - 1, 0))
+
+    def process(self, tokens: mx.array) -> mx.array:
+        """Put the newest tokens [n] through the network; returns their logits [n, V], a graph and not yet numbers.
+
+        Where the table is full, it slides first. All but the first token are guesses, at most `guessable` of them.
+        """
         if self.table_is_full:
             slide = slide_at(self.processed, self.model.config.n_positions, self.keep, self.breaks)
             kept = self._restart(slide)
@@ -243,14 +257,17 @@ class Session:
                 self._forget()
                 raise
             mx.clear_cache()
-        hidden = self._run(token[:, None])
-        self.processed += 1
-        return self.model.decoder.head(hidden[:, -1])
+        for layer in self.cache:
+            if isinstance(layer, RotatingKVCache):
+                layer.slack = len(tokens) - 1  # the guesses may be taken back
+        hidden = self._run(tokens[None])
+        self.processed += len(tokens)
+        return self.model.decoder.head(hidden[0])
 
-    def take_back(self) -> None:
-        """Take the newest processed token out of the cache, as if it had never been processed: for the look-ahead."""
-        self._take_out(1)
-        self.computed -= 1
+    def take_back(self, n: int = 1) -> None:
+        """Take the newest n processed tokens out of the cache, as if they had never been processed."""
+        self._take_out(n)
+        self.computed -= n
 
     def _run(self, ids: mx.array) -> mx.array:
         """The next positions through every layer: ids [1, L] -> [1, L, D]."""
@@ -267,8 +284,7 @@ class Session:
         if n == 0:
             return
         reach = self.slide.at if self.slide else 0
-        trimmable = n == 1 or all(layer.is_trimmable() for layer in self.cache)
-        if left >= reach and trimmable and {layer.trim(n) for layer in self.cache} == {n}:
+        if left >= reach and all(_trims(layer, n) for layer in self.cache) and {x.trim(n) for x in self.cache} == {n}:
             self.processed = left
             return
         self._forget()
@@ -307,18 +323,10 @@ class Session:
         return list(make_cache(self.model.config.n_layer, self.max_kv_size, self.cache_keep))
 
 
-def token_ids(model: Model, prompt: object) -> list[int]:
-    """The ids of text, or of a list or array of ids. Raises OptionError for anything else, or ids of no token."""
-    if isinstance(prompt, bytes) or not isinstance(prompt, Iterable):
-        raise OptionError(f"a prompt must be text or a list of token ids, not {type(prompt).__name__}")
-    ids: list[Any] = model.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-    if isinstance(prompt, mx.array):
-        ids = cast(list[Any], prompt.tolist())
-    size = model.config.vocab_size
-    for token in ids:
-        if isinstance(token, bool) or not isinstance(token, Integral) or not 0 <= int(token) < size:
-            raise OptionError(f"token id {token!r} is outside the vocabulary (0 to {size - 1})")
-    return [int(token) for token in ids]
+def _trims(layer: Any, n: int) -> bool:
+    """Whether a layer's cache can forget its newest n positions."""
+    trimmable = getattr(layer, "trimmable", None)  # ours say how many
+    return n <= trimmable if isinstance(trimmable, int) else n == 1 or bool(layer.is_trimmable())
 
 
 def _copied(layer: Any) -> Any:

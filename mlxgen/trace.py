@@ -11,7 +11,7 @@ from typing import Any, Unpack, cast
 from mlxgen.chooser import checked_seed
 from mlxgen.decoder import GPT2
 from mlxgen.errors import OptionError
-from mlxgen.generate import SAMPLING, SESSION, Options, generate, prompt_ids, session_steps
+from mlxgen.generate import SAMPLING, SESSION, Options, generate, prompt_ids, refuse_guesses, session_steps
 from mlxgen.loop import Step
 from mlxgen.model import Model
 from mlxgen.samplers import Sampling
@@ -44,6 +44,7 @@ def trace(
     began = time.perf_counter()
     if "max_tokens" in options:
         raise OptionError("a trace takes steps=, not max_tokens=")
+    refuse_guesses(options, "checks several tokens in one pass: leave it out of a trace, which shows each step")
     if candidates < 1:
         raise OptionError(f"candidates must be at least 1, not {candidates}")
     heads = checked_heads(model, attention)

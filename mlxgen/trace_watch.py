@@ -13,7 +13,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from mlxgen.chooser import Choice, Chooser
+from mlxgen.chooser import Choice, Chooser, Guess
 from mlxgen.decoder import GPT2
 from mlxgen.samplers import rules
 from mlxgen.session import Session
@@ -109,11 +109,11 @@ class WatchedChooser(Chooser):
         self.seen: list[Seen] = []
         self.ended = time.perf_counter()
 
-    def __call__(self, logits: mx.array) -> Choice:
+    def __call__(self, logits: mx.array, guess: Guess | None = None) -> Choice:
         transformer, head = self._decoder.take_seconds()
         self._key_used = None
         began = time.perf_counter()
-        choice = super().__call__(logits)
+        choice = super().__call__(logits, guess)
         mx.eval(choice.token, choice.logprob, choice.finite)
         seconds = (transformer, head, time.perf_counter() - began)
         if choice.finite.item():  # else the loop will say so

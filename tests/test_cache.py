@@ -128,6 +128,33 @@ def test_positions_taken_back_are_as_if_never_processed(decoders, history):
         assert cache[0].offset == len(context)
 
 
+@settings(max_examples=150)
+@given(st.integers(1, 9), st.integers(0, 8), st.data())
+def test_with_slack_a_chunks_own_positions_can_be_taken_back(decoders, max_size, keep, data):
+    """All but its first, at any time; and memory is max_size and the slack."""
+    keep = min(keep, max_size - 1)
+    decoder, weights = decoders[mx.float32]
+    cache = make_cache(decoder.config.n_layer, max_size, keep)
+    context = []
+    for _ in range(data.draw(st.integers(1, 8))):
+        chunk = data.draw(st.lists(st.integers(0, 20), min_size=1, max_size=6))
+        if len(context) + len(chunk) > decoder.config.n_positions:
+            break
+        for layer in cache:
+            layer.slack = len(chunk) - 1
+        got = np.array(decoder(mx.array([chunk]), cache))[0]
+        context += chunk
+        expected = oracles.numpy_logits(weights, decoder.config, context, max_size, keep)
+        compare(got, expected[-len(chunk) :], 1e-4)
+        assert cache[0].keys.shape[2] <= max(max_size, GROWTH) + len(chunk) - 1
+        assert cache[0].state[0].shape[2] <= max(max_size, GROWTH)
+        once = data.draw(st.integers(0, len(chunk) - 1))
+        for n in (once, data.draw(st.integers(0, len(chunk) - 1 - once))):
+            assert {layer.trim(n) for layer in cache} == {n}
+            context = context[: len(context) - n]
+        assert cache[0].offset == len(context) and cache[0].size() == min(len(context), max_size)
+
+
 @settings(max_examples=60)
 @given(cases(), st.data())
 def test_a_cache_goes_on_from_its_saved_state(decoders, case, data):

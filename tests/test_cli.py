@@ -163,7 +163,7 @@ def test_a_stop_text_is_not_shown_and_may_be_a_line_break(folder: str, model: ml
 
 JSON_KEYS = (
     "model prompt text tokens logprobs candidates finish_reason sample seed prompt_tokens generated_tokens"
-    " prompt_tps generation_tps peak_memory"
+    " prompt_tps generation_tps peak_memory guesses accepted"
 )
 
 

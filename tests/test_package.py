@@ -96,7 +96,7 @@ def test_what_is_imported_is_declared() -> None:
     import ast
 
     tables = project()["project"]
-    named = tables["dependencies"] + tables["optional-dependencies"]["torch"]
+    named = tables["dependencies"] + tables["optional-dependencies"]["torch"] + tables["optional-dependencies"]["plot"]
     known = {line.split(">")[0].split("=")[0].split("[")[0].replace("-", "_") for line in named}
     # mlx-lm brings transformers, without which it does not work; ctranslate2 is compared with where it is there.
     known |= {"mlxgen", "transformers", "ctranslate2", *sys.stdlib_module_names}

@@ -82,10 +82,10 @@ def plain_logits(context: list[int], keep: int, max_size: int | None) -> np.ndar
     if max_size is not None:
         allowed &= (j < keep) | (j > i - (max_size - keep))
     mask = mx.array(allowed)
-    x = decoder.model.wte(mx.array([context])) + decoder.model.wpe(mx.arange(L))
+    x = decoder.model.wte(mx.array(context)) + decoder.model.wpe(mx.arange(L))  # [L, D]
     for block in decoder.model.h:
-        x = block(x, mask)
-    return np.array(decoder.head(decoder.model.ln_f(x)))[0, -1]
+        x = block(x, mask=mask)
+    return np.array(decoder.head(decoder.model.ln_f(x)))[-1]
 
 
 def logits_now(session: Session) -> np.ndarray:
