@@ -17,22 +17,33 @@ Runner = Callable[[Prompts, int], Iterator[object]]  # yields once a token, when
 
 
 def open_mlxgen(folder: Path) -> Runner:
-    """The decoder, cache and double-buffered step of mlxgen's own loop, without text."""
+    """What mlxgen's own loop does, without text: prefill in chunks, then steps that are sent before they are read."""
     import mlx.core as mx
 
     from mlxgen.backend import prepare
     from mlxgen.cache import make_cache
+    from mlxgen.model import Model
     from mlxgen.samplers import greedy
+    from mlxgen.session import Session
     from mlxgen.weights.load import open_decoder
 
     decoder = open_decoder(folder)
     prepare(decoder)
+    model = Model("bench", decoder.config, decoder, None, frozenset())  # type: ignore[arg-type]  # ids need no text
 
     def run(prompts: Prompts, new: int) -> Iterator[object]:
-        cache = make_cache(decoder.config.n_layer)
-        token = greedy(decoder.head(decoder.hidden(mx.array(prompts), cache)[:, -1]))
-        for _ in range(new):
-            following = greedy(decoder.head(decoder.hidden(token[:, None], cache)[:, -1]))
+        session, cache = Session(model), make_cache(decoder.config.n_layer)
+        if len(prompts) == 1:
+            session.extend(prompts[0])
+            token = greedy(session.prefill())
+        else:
+            token = greedy(decoder.head(decoder.hidden(mx.array(prompts), cache)[:, -1]))
+        for n in range(new):
+            following = token
+            if n + 1 < new and len(prompts) == 1:
+                following = greedy(session.process(token))
+            elif n + 1 < new:
+                following = greedy(decoder.head(decoder.hidden(token[:, None], cache)[:, -1]))
             mx.async_eval(token, following)
             yield token.tolist()
             token = following

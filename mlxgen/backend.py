@@ -5,13 +5,16 @@ loaded into the process *before* MLX takes its place, so ``mlxgen/__init__.py`` 
 all, and this module imports MLX inside functions only. The CPU backend sends only float32 to the BLAS:
 `compute_dtype`.
 
-``MLXGEN_BLAS=off`` leaves MLX's own; ``MLXGEN_BLAS=/path/to/library.so`` takes another.
+``MLXGEN_BLAS=off`` leaves MLX's own; ``MLXGEN_BLAS=/path/to/library.so`` takes another. ``MLXGEN_COMPILE``: see
+`compiles_steps`.
 """
 
 import contextlib
 import ctypes
+import glob
 import os
 import platform
+import shutil
 import sys
 import warnings
 from typing import TYPE_CHECKING
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
 
 WHEEL_BLAS = "cmeel.prefix/lib/libopenblas.so"  # in site-packages, from the dependency
 SYSTEM_BLAS = "libopenblas.so.0"  # what Linux distributions call theirs
+MKL = "lib/libmkl_rt.so*"  # in an environment, from the extra of that name: it reads memory faster for a single row
+MKL_THREADING_TBB = 4  # mkl_service.h; its OpenMP would be torch's as well, and waits longer
 NEEDED_SYMBOL = "cblas_sgemm"
 
 _loaded: str | None = None
@@ -117,6 +122,18 @@ def prepare(decoder: "GPT2") -> None:
             mx.eval(module.weight)
 
 
+def compiles_steps() -> bool:
+    """Whether a decode step is compiled: on Metal, where each operation less is a kernel less to launch.
+
+    On the CPU it gains next to nothing, and MLX would run a C++ compiler first. ``MLXGEN_COMPILE=on`` has it so where
+    there is one; ``off`` leaves Metal's steps as they are.
+    """
+    wish = os.environ.get("MLXGEN_COMPILE", "").lower()
+    if on_cpu():
+        return wish == "on" and shutil.which("g++") is not None
+    return wish != "off"
+
+
 def device_name() -> str:
     """The device in words, such as "Apple M2 (gpu)"."""
     import mlx.core as mx
@@ -128,10 +145,11 @@ def device_name() -> str:
 
 def _default_libraries() -> list[str]:
     """Libraries that are safe to load here, best first."""
+    mkl = sorted(glob.glob(os.path.join(glob.escape(sys.prefix), MKL)))[-1:]
     if platform.machine() != "x86_64" or not _has_avx2():
-        return [SYSTEM_BLAS]  # without AVX2 the wheel's would end the process with an illegal instruction
+        return [*mkl, SYSTEM_BLAS]  # without AVX2 the wheel's would end the process with an illegal instruction
     wheels = [os.path.join(folder, WHEEL_BLAS) for folder in sys.path]
-    return [*filter(os.path.isfile, wheels), SYSTEM_BLAS]
+    return [*mkl, *filter(os.path.isfile, wheels), SYSTEM_BLAS]
 
 
 def _has_avx2() -> bool:
@@ -144,6 +162,8 @@ def _has_avx2() -> bool:
 
 
 def _load(path: str) -> None:
+    is_mkl = os.path.basename(path).startswith("libmkl_rt.")
+    has_tbb = is_mkl and _load_tbb(os.path.dirname(path))
     try:
         library = ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
     except OSError as error:
@@ -152,6 +172,17 @@ def _load(path: str) -> None:
         library = ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
     if not hasattr(library, NEEDED_SYMBOL):
         raise OSError(f"{path} has no {NEEDED_SYMBOL}")
+    if has_tbb:
+        library.MKL_Set_Threading_Layer(MKL_THREADING_TBB)
+
+
+def _load_tbb(folder: str) -> bool:
+    """Give MKL the threads that its wheel comes with."""
+    try:
+        ctypes.CDLL(os.path.join(folder, "libtbb.so.12"), mode=ctypes.RTLD_GLOBAL)
+    except OSError:
+        return False
+    return True
 
 
 def _load_gfortran() -> bool:

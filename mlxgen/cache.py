@@ -7,7 +7,7 @@ generate, prompt-cache files and batching run on them. Keys and values are [B, H
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import mlx.core as mx
 
@@ -29,6 +29,15 @@ class Cache(Protocol):
     def trimmable(self) -> int: ...
     @property
     def nbytes(self) -> int: ...
+
+
+class Place(NamedTuple):
+    """Where one more position is written: buffers with room for it, its index in them, and how many are then filled."""
+
+    keys: mx.array
+    values: mx.array
+    at: int
+    held: int
 
 
 def make_cache(n_layer: int, max_size: int | None = None, keep: int = 0) -> list[Cache]:
@@ -55,6 +64,17 @@ class KVCache:
         self.keys[..., start : self.offset, :] = keys
         self.values[..., start : self.offset, :] = values
         return self.keys[..., : self.offset, :], self.values[..., : self.offset, :]
+
+    def make_place(self) -> Place:
+        """Room for one more position, in a cache that is not empty. What is written there comes back by `take`."""
+        assert self.keys is not None and self.values is not None
+        capacity = -(-(self.offset + 1) // GROWTH) * GROWTH
+        keys, values = (_room(kept, kept, self.offset, capacity) for kept in (self.keys, self.values))
+        return Place(keys, values, self.offset, self.offset + 1)
+
+    def take(self, keys: mx.array, values: mx.array, at: int) -> None:
+        """The buffers with the next position written at its place."""
+        self.keys, self.values, self.offset = keys, values, at + 1
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> mx.array | str | None:
         """The mask for the next N positions: none for one, "causal" for more, or bool [N, offset + N]."""
@@ -144,15 +164,28 @@ class RotatingKVCache:
         return self._write_chunk(keys, values)
 
     def _write_one(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        if self.keys is None or self.values is None:
+            self.keys, self.values = keys[..., :0, :], values[..., :0, :]
+        place = self.make_place()
+        self.keys, self.values = place.keys, place.values
+        self.keys[..., place.at : place.at + 1, :] = keys
+        self.values[..., place.at : place.at + 1, :] = values
+        self.take(self.keys, self.values, place.at)
+        return self.keys[..., : place.held, :], self.values[..., : place.held, :]
+
+    def make_place(self) -> Place:
+        """Room for one more position, in a cache that is not empty. What is written there comes back by `take`."""
         self.keys, self.values, self._next = self._without_slack()
+        assert self.keys is not None and self.values is not None
         at = self.keep if self._next == self.max_size else self._next
         capacity = min(self.max_size, -(-(at + 1) // GROWTH) * GROWTH)
-        self.keys = _room(self.keys, keys, self._filled, capacity)
-        self.values = _room(self.values, values, self._filled, capacity)
-        self.keys[..., at : at + 1, :] = keys
-        self.values[..., at : at + 1, :] = values
+        keys, values = (_room(kept, kept, self._filled, capacity) for kept in (self.keys, self.values))
+        return Place(keys, values, at, min(self.offset + 1, self.max_size))
+
+    def take(self, keys: mx.array, values: mx.array, at: int) -> None:
+        """The buffers with the next position written at its place."""
+        self.keys, self.values = keys, values
         self.offset, self._next, self._rewound = self.offset + 1, at + 1, False
-        return self.keys[..., : self._filled, :], self.values[..., : self._filled, :]
 
     def _write_chunk(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         every_key = mx.concatenate([*self._in_order(self.keys), keys], axis=2)

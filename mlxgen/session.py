@@ -18,7 +18,10 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 import mlx.core as mx
 from mlx.utils import tree_map
 
+from mlxgen import backend
 from mlxgen.cache import RotatingKVCache, make_cache
+from mlxgen.compiled_step import CompiledStep
+from mlxgen.decoder import GPT2
 from mlxgen.errors import ContextError, OptionError, check_whole
 from mlxgen.model import Model, token_ids
 from mlxgen.sliding import Slide, last_slide, slide_at
@@ -82,6 +85,7 @@ class Session:
         self._given = copy.deepcopy(given)  # stays empty, to start again from
         self.cache: list[Any] = given if given is not None else self._empty_cache()
         self.drafting: Session | None = None  # a draft model's session on the same context
+        self._compiled: CompiledStep | None = None
 
     @property
     def cache_length(self) -> int:
@@ -214,6 +218,7 @@ class Session:
             raise OptionError("the context is empty; extend the session first")
         if self.processed == len(self.tokens):  # nothing new: the last token's logits are wanted again
             self._take_out(1)
+        self._compiled = None  # the weights may be others than at the last answer
         end = len(self.tokens)
         table, offset = self.model.config.n_positions, self.cache[0].offset
         ahead = last_slide(self.processed + table - offset, end, table, self.keep, self.breaks)
@@ -273,10 +278,17 @@ class Session:
         """The next positions through every layer: ids [1, L] -> [1, L, D]."""
         self.computed += ids.shape[1]
         try:
+            if ids.shape[1] == 1 and self.cache[0].offset and self._step_compiles:
+                self._compiled = self._compiled or CompiledStep(self.model.decoder)
+                return self._compiled(ids, self.cache)
             return self.model.decoder.hidden(ids, self.cache)
         except BaseException:  # interrupted between two layers, which no longer agree
             self._forget()
             raise
+
+    @property
+    def _step_compiles(self) -> bool:
+        return self.is_own_cache and type(self.model.decoder) is GPT2 and backend.compiles_steps()
 
     def _take_out(self, n: int) -> None:
         """Let the cache cover n tokens fewer, or none at all if it has dropped what came before."""

@@ -106,6 +106,15 @@ def numpy_logits(
     return norm(x, "model.ln_f") @ weights[head].T
 
 
+def numpy_greedy(model: Any, prompt: Sequence[int], n: int, max_size: int | None = None, keep: int = 0) -> list[int]:
+    """Greedy tokens: every step one whole pass over the whole context."""
+    weights, context = parameters(model.decoder), list(prompt)
+    for _ in range(n):
+        logits = numpy_logits(weights, model.config, context, max_size, keep)
+        context.append(int(logits[-1].argmax()))
+    return context[len(prompt) :]
+
+
 def random_weights(config: Any, seed: int = 0) -> dict[str, Array]:
     """Weights that make attention sharp, every bias matter and logits well apart: float32, decoder's names."""
     rng = np.random.default_rng(seed)

@@ -43,8 +43,10 @@ def fresh(script: str, setting: str | None = None) -> Any:
 
 @linux
 @with_wheel
-def test_the_dependencys_openblas_is_loaded_by_default() -> None:
-    assert fresh(REPORT) == str(WHEEL)
+def test_the_best_library_is_loaded_by_default() -> None:
+    """The dependency's OpenBLAS, or MKL where that was installed as well."""
+    assert fresh(REPORT) == backend._default_libraries()[0]
+    assert str(WHEEL) in backend._default_libraries()
 
 
 @linux
@@ -53,7 +55,7 @@ def test_it_is_loaded_when_mlx_is_imported_and_not_before() -> None:
     script = """
 import json, sys
 import mlxgen
-def loaded(): return any("libopenblas" in line for line in open("/proc/self/maps"))
+def loaded(): return any("libopenblas" in line or "libmkl_rt" in line for line in open("/proc/self/maps"))
 before = loaded()
 import mlx.core as mx
 print(json.dumps([before, loaded()]))
@@ -130,9 +132,37 @@ print(json.dumps([[str(w.message) for w in told], backend.blas()]))
 @linux
 @with_wheel
 def test_a_cpu_without_avx2_is_not_given_the_wheels_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert backend._default_libraries() == [str(WHEEL), backend.SYSTEM_BLAS]
+    assert backend._default_libraries()[-2:] == [str(WHEEL), backend.SYSTEM_BLAS]
     monkeypatch.setattr(backend, "_has_avx2", lambda: False)
-    assert backend._default_libraries() == [backend.SYSTEM_BLAS]
+    assert str(WHEEL) not in backend._default_libraries() and backend.SYSTEM_BLAS in backend._default_libraries()
+
+
+@linux
+def test_mkl_goes_before_the_others_where_it_is_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    before = backend._default_libraries()
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    without = backend._default_libraries()
+    assert without == [library for library in before if "mkl" not in library]
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "libmkl_rt.so.3").touch()
+    assert backend._default_libraries() == [str(tmp_path / "lib" / "libmkl_rt.so.3"), *without]
+
+
+@linux
+@pytest.mark.skipif(not list(Path(sys.prefix, "lib").glob("libmkl_rt.so*")), reason="needs the extra mkl")
+def test_mkl_is_loaded_with_its_own_threads_and_multiplies_right() -> None:
+    script = """
+import json
+import mlxgen
+import mlx.core as mx
+a = mx.arange(12, dtype=mx.float32).reshape(3, 4)
+product = (a @ a.T).tolist()
+maps = open("/proc/self/maps").read()
+print(json.dumps([mlxgen.backend.blas(), "libmkl_tbb_thread" in maps, product]))
+"""
+    blas, with_tbb, product = fresh(script)
+    assert "libmkl_rt" in blas and with_tbb
+    assert product == [[14, 38, 62], [38, 126, 214], [62, 214, 366]]
 
 
 @linux
@@ -144,7 +174,7 @@ import mlxgen
 from mlxgen import backend
 print(json.dumps([backend._load_gfortran(), backend.blas()]))
 """
-    assert fresh(script) == [True, str(WHEEL)]
+    assert fresh(script) == [True, backend._default_libraries()[0]]
 
 
 def test_the_cpu_computes_in_float32_and_a_gpu_in_what_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:

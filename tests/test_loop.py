@@ -21,15 +21,6 @@ from . import oracles
 GREEDY = {"temperature": 0, "ignore_eos": True}
 
 
-def expected_greedy(model, prompt, n, max_size=None, keep=0):
-    """Greedy tokens by NumPy: every step one whole pass over the whole context."""
-    weights, context = oracles.parameters(model.decoder), list(prompt)
-    for _ in range(n):
-        logits = oracles.numpy_logits(weights, model.config, context, max_size, keep)
-        context.append(int(logits[-1].argmax()))
-    return context[len(prompt) :]
-
-
 @pytest.fixture(scope="module")
 def prompt():
     return [17, 200, 3]
@@ -37,7 +28,7 @@ def prompt():
 
 @pytest.fixture(scope="module")
 def greedy30(model, prompt):
-    return expected_greedy(model, prompt, 30)
+    return oracles.numpy_greedy(model, prompt, 30)
 
 
 def test_greedy_tokens_are_those_of_whole_passes_by_numpy(model, prompt, greedy30):
@@ -48,7 +39,7 @@ def test_greedy_tokens_are_those_of_whole_passes_by_numpy(model, prompt, greedy3
 def test_greedy_tokens_with_a_rotating_cache_are_those_of_the_windowed_mask(model, max_kv_size, keep):
     prompt = [9, 8, 7, 6, 5, 4]
     got = generate(model, prompt, max_tokens=20, max_kv_size=max_kv_size, keep=keep, prefill_chunk=4, **GREEDY)
-    assert got.tokens == expected_greedy(model, prompt, 20, max_kv_size, keep)
+    assert got.tokens == oracles.numpy_greedy(model, prompt, 20, max_kv_size, keep)
 
 
 def test_each_step_says_how_long_context_and_cache_are(model, prompt):
@@ -132,7 +123,7 @@ def test_a_prompt_of_3_on_a_table_of_32_gives_29_tokens(build_model, prompt):
     got = generate(model, prompt, max_tokens=100, **GREEDY)
     assert len(got.tokens) == 29
     assert got.finish_reason == "context"
-    assert got.tokens == expected_greedy(model, prompt, 29)
+    assert got.tokens == oracles.numpy_greedy(model, prompt, 29)
 
 
 def test_the_limit_and_the_table_reached_together_count_as_the_limit(build_model, prompt):
