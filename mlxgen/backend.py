@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING
 from mlxgen.errors import OptionError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import mlx.core as mx
 
     from mlxgen.decoder import GPT2
@@ -116,9 +118,13 @@ def prepare(decoder: "GPT2") -> None:
     import mlx.core as mx
     import mlx.nn as nn
 
+    BLOCK = 256  # rows
     for name, module in decoder.named_modules():
-        if type(module) is nn.Linear or name.endswith("wte"):
-            module.weight = mx.contiguous(module.weight.T).T
+        is_matrix = type(module) is nn.Linear or name.endswith("wte")
+        if is_matrix and not memoryview(module.weight.T).c_contiguous:
+            # Block by block, so that what is read across the rows stays in the CPU's cache.
+            blocks = mx.split(module.weight, range(BLOCK, module.weight.shape[0], BLOCK))
+            module.weight = mx.concatenate([block.T for block in blocks], axis=1).T
             mx.eval(module.weight)
 
 
@@ -132,6 +138,22 @@ def compiles_steps() -> bool:
     if on_cpu():
         return wish == "on" and shutil.which("g++") is not None
     return wish != "off"
+
+
+@contextlib.contextmanager
+def wired_memory() -> "Iterator[None]":
+    """While the body runs, let Metal keep the weights resident, as much as it recommends, as mlx-lm does."""
+    import mlx.core as mx
+
+    if on_cpu() or not mx.metal.is_available():
+        yield
+        return
+    before = mx.set_wired_limit(int(mx.device_info()["max_recommended_working_set_size"]))
+    try:
+        yield
+    finally:
+        mx.synchronize()  # what still runs may need it
+        mx.set_wired_limit(before)
 
 
 def device_name() -> str:

@@ -14,11 +14,14 @@ from typing import Literal, Protocol, cast
 
 import mlx.core as mx
 
+from mlxgen import backend
 from mlxgen.chooser import Choice, Chooser, Guess
 from mlxgen.errors import NumericError
 from mlxgen.session import Progress, Session
 from mlxgen.stop import StopText
 from mlxgen.tokenizer import Tokenizer
+
+CLEAR_EVERY = 256  # steps, after which buffers that MLX keeps for the next use are given back
 
 FinishReason = Literal["stop", "length", "context"]
 
@@ -155,43 +158,46 @@ def steps(
     most_held = session.max_kv_size or session.model.config.n_positions
     surplus = 0  # positions in the cache that it would not hold if the answer ended here
     try:
-        choice, known = _choose(choose, session.prefill(progress), []), False
-        while True:
-            held, following = session.cache_length, None
-            guesses: list[Guess] = []
-            room = reader.left - (not known)  # how many tokens may come after the choice
-            if room and (known or not session.table_is_full):  # a slide waits until it is known to be needed
-                most = min(session.guessable, room - 1)
-                if guesser and most > 0:
-                    guesses = guesser.guess(choice.token, known, most, choose)
-                logits = session.process(mx.concatenate([choice.token, *(guess.token for guess in guesses)]))
-                surplus = 1 + len(guesses)
-                following = _choose(choose, logits[:1], guesses[:1])
-            if not known:
-                step = reader.read(choice, held)
-                yield step
-                if step.finish_reason:
-                    return
-            if following is None:
-                known = True
-                continue
-            choice, known, right = following, False, 0
-            for n, guess in enumerate(guesses, 1):
-                step = reader.read(choice, min(held + n, most_held), guess, len(guesses) if n == 1 else 0)
-                surplus -= 1
-                yield step
-                if step.finish_reason:
-                    return
-                known = not step.guessed
-                if known:
-                    break
-                choice = _choose(choose, logits[n : n + 1], guesses[n : n + 1])
-                right = n
-            if known:  # the wrong guess and those after it
-                session.take_back(surplus)
-            surplus = 0
-            if guesser and guesses:
-                guesser.learn(len(guesses), right)
+        with backend.wired_memory():
+            choice, known = _choose(choose, session.prefill(progress), []), False
+            while True:
+                held, following = session.cache_length, None
+                guesses: list[Guess] = []
+                room = reader.left - (not known)  # how many tokens may come after the choice
+                if room and (known or not session.table_is_full):  # a slide waits until it is known to be needed
+                    most = min(session.guessable, room - 1)
+                    if guesser and most > 0:
+                        guesses = guesser.guess(choice.token, known, most, choose)
+                    logits = session.process(mx.concatenate([choice.token, *(guess.token for guess in guesses)]))
+                    surplus = 1 + len(guesses)
+                    following = _choose(choose, logits[:1], guesses[:1])
+                if not known:
+                    step = reader.read(choice, held)
+                    yield step
+                    if step.finish_reason:
+                        return
+                    if step.index % CLEAR_EVERY == CLEAR_EVERY - 1:
+                        mx.clear_cache()
+                if following is None:
+                    known = True
+                    continue
+                choice, known, right = following, False, 0
+                for n, guess in enumerate(guesses, 1):
+                    step = reader.read(choice, min(held + n, most_held), guess, len(guesses) if n == 1 else 0)
+                    surplus -= 1
+                    yield step
+                    if step.finish_reason:
+                        return
+                    known = not step.guessed
+                    if known:
+                        break
+                    choice = _choose(choose, logits[n : n + 1], guesses[n : n + 1])
+                    right = n
+                if known:  # the wrong guess and those after it
+                    session.take_back(surplus)
+                surplus = 0
+                if guesser and guesses:
+                    guesser.learn(len(guesses), right)
     finally:
         if surplus:
             session.take_back(surplus)

@@ -211,3 +211,25 @@ def test_laying_out_weights_changes_where_they_lie_and_nothing_else() -> None:
     assert mx.array_equal(decoder.model.wte(ids), rows)
     assert mx.allclose(decoder(ids), before, atol=1e-5)
     assert memoryview(decoder.lm_head.weight.T).c_contiguous  # type: ignore[arg-type]  # [in, out]
+
+
+def test_metal_keeps_the_weights_resident_while_it_generates_and_not_after(monkeypatch: pytest.MonkeyPatch) -> None:
+    import mlx.core as mx
+
+    limits = [7]
+
+    def set_limit(limit: int) -> int:
+        limits.append(limit)
+        return limits[-2]
+
+    monkeypatch.setattr(mx, "set_wired_limit", set_limit)
+    monkeypatch.setattr(mx, "device_info", lambda: {"max_recommended_working_set_size": 100})
+    monkeypatch.setattr(backend, "on_cpu", lambda: False)
+    monkeypatch.setattr(mx.metal, "is_available", lambda: True)
+    with pytest.raises(KeyboardInterrupt), backend.wired_memory():
+        assert limits == [7, 100]
+        raise KeyboardInterrupt
+    assert limits == [7, 100, 7]
+    monkeypatch.setattr(backend, "on_cpu", lambda: True)
+    with backend.wired_memory():
+        assert limits == [7, 100, 7]

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mlxgen import loop
 from mlxgen.errors import MlxgenError, NumericError, OptionError
 from mlxgen.generate import generate, session_steps, stream
 from mlxgen.model import Model
@@ -377,3 +378,25 @@ def test_wrong_options_are_told_at_once_in_one_line(model, wrong):
 def test_all_errors_are_one_family():
     assert issubclass(NumericError, MlxgenError)
     assert issubclass(OptionError, MlxgenError)
+
+
+def test_the_device_has_the_next_step_before_python_waits_for_the_last(model, monkeypatch):
+    """The double-buffered loop: at every wait but the last two, two steps have been sent and one of them read."""
+    sent, waits = [], []
+    send, wait = mx.async_eval, loop._read
+
+    def sending(*arrays):
+        sent.append(arrays)
+        send(*arrays)
+
+    def waiting(choice, index):
+        waits.append(len(sent) - index)  # steps sent and not yet read
+        return wait(choice, index)
+
+    monkeypatch.setattr(mx, "async_eval", sending)
+    monkeypatch.setattr(loop, "_read", waiting)
+    for guesses in ({}, {"lookahead": True}):
+        sent.clear()
+        waits.clear()
+        generate(model, [1, 2, 3], max_tokens=20, seed=1, top_k=None, temperature=3.0, ignore_eos=True, **guesses)
+        assert waits == [2] * 19 + [1]
