@@ -124,7 +124,7 @@ def prepare(decoder: "GPT2") -> None:
         if is_matrix and not memoryview(module.weight.T).c_contiguous:
             # Block by block, so that what is read across the rows stays in the CPU's cache.
             blocks = mx.split(module.weight, range(BLOCK, module.weight.shape[0], BLOCK))
-            module.weight = mx.concatenate([block.T for block in blocks], axis=1).T
+            module.weight = mx.contiguous(mx.concatenate([block.T for block in blocks], axis=1)).T
             mx.eval(module.weight)
 
 

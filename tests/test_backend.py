@@ -202,15 +202,16 @@ def test_laying_out_weights_changes_where_they_lie_and_nothing_else() -> None:
     from mlxgen.decoder import GPT2
 
     mx.random.seed(1)
-    sizes = {"vocab_size": 97, "n_positions": 32, "n_embd": 24, "n_layer": 2, "n_head": 3}
+    sizes = {"vocab_size": 700, "n_positions": 32, "n_embd": 24, "n_layer": 2, "n_head": 3}
     decoder = GPT2(GPT2Config.from_dict({"model_type": "gpt2", **sizes, "tie_word_embeddings": False}))
-    ids = mx.random.randint(0, 97, (2, 20))
+    ids = mx.random.randint(0, 700, (2, 20))
     before, rows = decoder(ids), decoder.model.wte(ids)
     mx.eval(before, rows)
     backend.prepare(decoder)
     assert mx.array_equal(decoder.model.wte(ids), rows)
     assert mx.allclose(decoder(ids), before, atol=1e-5)
-    assert memoryview(decoder.lm_head.weight.T).c_contiguous  # type: ignore[arg-type]  # [in, out]
+    for weight in (decoder.lm_head.weight, decoder.model.wte.weight, decoder.model.h[1].mlp.c_fc.weight):
+        assert memoryview(weight.T).c_contiguous  # type: ignore[arg-type]  # [in, out]
 
 
 def test_metal_keeps_the_weights_resident_while_it_generates_and_not_after(monkeypatch: pytest.MonkeyPatch) -> None:
