@@ -17,50 +17,64 @@ from mlxgen.errors import OptionError
 from mlxgen.model import Model
 from mlxgen.session import MOST_GUESSES, Session
 
-MATCH = 3  # tokens that must have stood together before, for what came after them to be a guess
-LONGEST_PAUSE = 64
+LONG, SHORT = 3, 2  # tokens that must have stood together before, for what came after them to be a guess
+FIRST_GUESSES = 3
+LONGEST_PAUSE = 126  # tokens
 FIRST_DRAFT = 4  # tokens
 CHECKED_PIECES = 64  # of two vocabularies that should be the same
 
 
 class NGrams:
-    """Guesses that after the same MATCH tokens the same will come as the last time (Saxena, 2023).
+    """Guesses that after the same few tokens the same will come as the last time (Saxena, 2023).
 
-    Guesses grow while they are right; after wrong ones none is made for a while, which grows as well, so that text
-    without repetition costs next to nothing. context: the session's tokens, which the loop appends to.
+    Where a guess was wrong after right ones, a word may have been exchanged: the next begins after that word. Guesses
+    grow while they are right; after wrong ones none is made for a while, which grows as well, so that text without
+    repetition costs next to nothing. context: the session's tokens, which the loop appends to.
     """
 
     def __init__(self, context: list[int]) -> None:
         self._context = context
         self._after: dict[tuple[int, ...], int] = {}  # where the newest occurrence of a few tokens ends
-        self._indexed = MATCH
-        self._length, self._pause, self._waiting = 1, 0, 0
+        self._indexed = SHORT
+        self._length = FIRST_GUESSES
+        self._pause = self._waiting = 0
+        self._source = 0  # where in the context the newest guess was found
+        self._resume: int | None = None  # where the one after it continues, if nothing else is found
 
     def guess(self, token: mx.array, known: bool, most: int, choose: Chooser) -> list[Guess]:
-        context = self._context
-        for end in range(self._indexed, len(context)):
-            self._after[tuple(context[end - MATCH : end])] = end
-        self._indexed = max(self._indexed, len(context))
-        at = self._after.get(tuple(context[-MATCH:]))
+        context, at = self._context, self._found(known)
         if self._waiting:
             self._waiting -= 1
             return []
         if at is None:
             return []
-        skip = 0 if known else 1  # what stands for the token itself, which nobody has read
-        guesses: list[int] = []
-        for n in range(at, at + skip + min(self._length, most)):
-            guesses.append(context[n] if n < len(context) else guesses[n - len(context)])
-        return [Guess(mx.array([guess], dtype=token.dtype)) for guess in guesses[skip:]]
+        self._source = at if known else at + 1  # the first stands for the token itself, which nobody has read
+        following = context[at:]
+        while len(following) < MOST_GUESSES + 1:  # past the end of the context it goes on from itself
+            following += context[at:]
+        guesses = following[self._source - at :][: min(self._length, most)]
+        return [Guess(mx.array([guess], dtype=token.dtype)) for guess in guesses]
 
     def learn(self, guesses: int, right: int) -> None:
         if right == guesses:
             self._length, self._pause = min(2 * self._length + 1, MOST_GUESSES), 0
         elif right:
-            self._length, self._pause = right, 0
+            self._length, self._pause = max(right, self._length // 2, FIRST_GUESSES), self._pause // 2
+            self._resume = self._source + right + 1
         else:
-            self._length, self._pause = 1, min(2 * self._pause + 4, LONGEST_PAUSE)
-            self._waiting = self._pause
+            self._length, self._waiting = FIRST_GUESSES, self._pause
+            self._pause = min(2 * self._pause + 2, LONGEST_PAUSE)
+
+    def _found(self, known: bool) -> int | None:
+        """Where in the context the tokens stand that followed before what the context ends with."""
+        context, after = self._context, self._after
+        for end in range(self._indexed, len(context)):
+            after[tuple(context[end - SHORT : end])] = end
+            after[tuple(context[max(end - LONG, 0) : end])] = end
+        self._indexed = max(self._indexed, len(context))
+        resume, self._resume = self._resume if known else None, None
+        places = (after.get(tuple(context[-LONG:])), resume, after.get(tuple(context[-SHORT:])))
+        return next((place for place in places if place is not None), None)
 
 
 class Draft:

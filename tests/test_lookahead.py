@@ -14,7 +14,7 @@ from mlxgen.chooser import Chooser, Guess
 from mlxgen.cli.main import main
 from mlxgen.errors import OptionError
 from mlxgen.generate import session_steps
-from mlxgen.lookahead import LONGEST_PAUSE, MATCH, Draft, NGrams
+from mlxgen.lookahead import LONGEST_PAUSE, Draft, NGrams
 from mlxgen.loop import steps
 from mlxgen.samplers import Sampling
 from mlxgen.session import MOST_GUESSES, Session
@@ -283,8 +283,6 @@ def guesses_of(grams, most=MOST_GUESSES, known=True):
 
 def test_what_came_after_the_same_tokens_is_guessed_and_a_period_goes_on():
     grams = NGrams([1, 2, 3, 4, 5, 9, 1, 2, 3])
-    assert guesses_of(grams) == [4]
-    grams.learn(1, 1)
     assert guesses_of(grams) == [4, 5, 9]
     grams.learn(3, 3)
     assert guesses_of(grams) == [4, 5, 9, 1, 2, 3, 4]  # past the end of the context it goes on from itself
@@ -293,24 +291,32 @@ def test_what_came_after_the_same_tokens_is_guessed_and_a_period_goes_on():
     assert guesses_of(grams, most=2) == [4, 5]
     assert guesses_of(grams, most=2, known=False) == [5, 9]
     grams.learn(2, 1)
-    assert guesses_of(grams) == [4]
-    assert guesses_of(NGrams([1, 2, 3, 4, 5, 6])) == []
-    assert guesses_of(NGrams([1] * MATCH)) == []
+    assert guesses_of(grams) == [4, 5, 9, 1, 2, 3, 4]  # half as many
+    for nothing_twice in ([1, 2, 3, 4, 5, 6], [1, 1], [1], [1, 2, 3, 1]):
+        assert guesses_of(NGrams(nothing_twice)) == []
 
 
-def test_the_newest_of_several_continuations_is_guessed():
+def test_the_newest_of_several_continuations_is_guessed_and_three_tokens_say_more_than_two():
     context = [1, 2, 3, 7, 1, 2, 3, 8, 1, 2, 3]
+    assert guesses_of(NGrams(context), most=1) == [8]
+    grams = NGrams([*context, 5, 9, 2, 3, 6, 1, 2, 3])
+    assert guesses_of(grams, most=1) == [5]
+
+
+def test_after_an_exchanged_word_it_goes_on_with_what_came_after_that_word():
+    context = [1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2]
     grams = NGrams(context)
-    assert guesses_of(grams) == [8]
-    context += [5, 1, 2, 3]
-    assert guesses_of(grams) == [5]
+    assert guesses_of(grams) == [3, 4, 5]
+    context += [3, 4, 20]  # and not 5
+    grams.learn(3, 2)
+    assert guesses_of(grams) == [6, 7, 8]
 
 
 def test_after_wrong_guesses_there_are_fewer_and_fewer():
     grams, tried = NGrams([1, 2, 3, 4, 1, 2, 3]), 0
     for _ in range(600):
         if guesses_of(grams):
-            grams.learn(1, 0)
+            grams.learn(3, 0)
             tried += 1
     assert 600 // (LONGEST_PAUSE + 1) <= tried < 20
 

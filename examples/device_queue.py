@@ -1,0 +1,43 @@
+"""The double-buffered loop, seen: when each step was sent to the device, and when Python had its token.
+
+    python examples/device_queue.py [MODEL]
+
+Step t + 1 is built on step t's token before anybody has read it. So while Python waits for a token, the step after it
+stands in the device's queue already, and the device goes on without a pause.
+"""
+
+import sys
+import time
+
+import mlxgen
+from mlxgen.chooser import Choice, Chooser
+from mlxgen.generate import session_steps
+
+STEPS = 12
+sent: list[float] = []  # when the graph of each step's choice was complete; it is sent off at once
+read: list[float] = []
+
+
+class ClockedChooser(Chooser):
+    def __call__(self, *arguments: object) -> Choice:
+        choice = super().__call__(*arguments)
+        sent.append(time.perf_counter())
+        return choice
+
+
+model = mlxgen.load(sys.argv[1] if len(sys.argv) > 1 else "fairy-tales")
+session = mlxgen.Session(model)
+session.extend("Once upon a time")
+start = time.perf_counter()
+for _ in session_steps(session, {"max_tokens": STEPS, "seed": 0}, ClockedChooser):
+    read.append(time.perf_counter())
+
+queued = 0
+for step in range(STEPS):
+    line = f"step {step:2}: sent {1000 * (sent[step] - start):7.1f} ms, read {1000 * (read[step] - start):7.1f} ms"
+    if step + 1 < STEPS:
+        ahead = read[step] - sent[step + 1]
+        queued += ahead > 0
+        line += f"; the next had been queued for {1000 * ahead:5.1f} ms"
+    print(line)
+print(f"The next step was in the queue before a token was read in {queued} of {STEPS - 1} steps.")

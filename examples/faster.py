@@ -1,0 +1,179 @@
+"""Everything mlxgen claims about speed, both sides of each comparison in one run: GPT-2's 124M shape, float32.
+
+    pip install ".[bench]"          # the peers besides mlx-lm; without one its rows are missing
+    python examples/faster.py [RUNS]
+
+The sides run in turn, each in its own process, as their users run them, and the median of RUNS counts. The weights are
+random, so the texts of the lookahead rows are dictated: on both sides a logits processor leaves one token at each step.
+"""
+
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from importlib.resources import files
+from importlib.util import find_spec
+from pathlib import Path
+
+import mlxgen
+from mlxgen import backend
+from mlxgen.cli.measure import compare, decode, median, random_folder, ratio
+
+# isort: split
+import mlx.core as mx
+import step_graph
+from mlx.utils import tree_flatten
+
+PROMPT, NEW = 512, 64  # tokens of each side's run
+Row = tuple[str, str, float, float | None]  # what, both sides' numbers, the ratio or size, at least (or at most)
+
+ORDER = ["first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth"]
+THINGS = ["bird", "ring", "apple", "cup", "key", "horse", "crown", "sword", "shoe", "ball"]
+LIST = "The king had ten sons, and each had a room of his own.\n" + "".join(
+    f"The {number} son had a room with a bed, a chair, a table and a window, and in the room was a golden {thing}.\n"
+    for number, thing in zip(ORDER, THINGS, strict=True)
+)
+TALE = (
+    "There was once a miller who was poor, but he had a beautiful daughter. It happened one day that he came to speak"
+    " with the king, and, to give himself consequence, he told him that he had a daughter who could spin gold out of"
+    " straw. The king said to the miller that this was an art that pleased him well; and if his daughter was as clever"
+    " as he said, he should bring her to the castle the next morning."
+)
+REWRITTEN = TALE.replace("a miller who was poor", "a poor fisherman").replace("the miller", "the fisherman")
+LOOP = "The king said that he did not know what he should do. " * 10
+
+
+def peers(folder: Path, runs: int) -> Iterator[Row]:
+    """Decode and prefill against whoever is installed."""
+    sides = ["mlxgen", "mlx-lm"]
+    sides += [name for name in ("transformers", "ctranslate2") if find_spec(name) and find_spec("torch")]
+    measured = []
+    for m in compare(sides, folder, prompt_tokens=PROMPT, new_tokens=NEW, runs=runs):
+        measured.append(m)
+        print(f"  {m.side:13} prefill {m.prefill_tps:7.1f} decode {m.decode_tps:6.1f} tokens/s", flush=True)
+    goals = {
+        "mlx-lm": (2.3, 14),
+        "transformers": (1.5, 0.7),
+        "ctranslate2": (0.85, None),
+    }
+    ours = median(measured, "mlxgen")
+    for side in sides[1:]:
+        theirs = median(measured, side)
+        for name, goal in zip(("decode_tps", "prefill_tps"), goals[side], strict=True):
+            yield (
+                f"{name.removesuffix('_tps')} against {side}",
+                f"{ours[name]:.1f} to {theirs[name]:.1f} tokens/s",
+                ours[name] / theirs[name],
+                goal,
+            )
+
+
+def context(folder: Path, runs: int) -> Iterator[Row]:
+    """Decode speed at a context of 1,000 against 100, in the same run."""
+    ratios = [ratio(run) for run in decode(["mlxgen"], folder, runs)]
+    yield "tokens/s at context 1,000 against 100", "", statistics.median(ratios), 0.8
+
+
+def lookahead(model: mlxgen.Model, runs: int) -> Iterator[Row]:
+    """Greedy generation with lookahead against without."""
+    encode = model.tokenizer.encode
+    tale = mlxgen.generate(mlxgen.load(), "Once upon a time", max_tokens=300, seed=1, ignore_eos=True)
+    texts: dict[str, tuple[list[int], list[int], float]] = {
+        "a loop": (encode(LOOP[:30]), encode(LOOP[30:]), 2.5),
+        "a list": (encode(LIST[:60]), encode(LIST[60:]), 2.5),
+        "a rewritten paragraph": (encode(TALE), encode(REWRITTEN), 2.5),
+        "a tale that does not repeat itself": (tale.prompt_tokens, tale.tokens, 0.97),
+    }
+    for name, (prompt, text, goal) in texts.items():
+        pairs = []
+        for _ in range(runs):
+            answers = [dictated(model, prompt, text, lookahead) for lookahead in (True, False)]
+            assert answers[0].tokens == answers[1].tokens == text
+            pairs.append([answer.generation_tps for answer in answers])
+        guessed, plain = (statistics.median(side) for side in zip(*pairs, strict=True))
+        per_pass = f", {answers[0].tokens_per_pass:.1f} tokens a pass"
+        gained = statistics.median(one / two for one, two in pairs)
+        yield f"lookahead, {name}", f"{guessed:.1f} to {plain:.1f} tokens/s{per_pass}", gained, goal
+
+
+def dictated(model: mlxgen.Model, prompt: list[int], text: list[int], lookahead: bool) -> mlxgen.Generation:
+    """A greedy answer that is made to be the text."""
+    return mlxgen.generate(
+        model,
+        prompt,
+        max_tokens=len(text),
+        temperature=0,
+        ignore_eos=True,
+        lookahead=lookahead,
+        logits_processors=[dictation(text, len(prompt), model.config.vocab_size)],
+    )
+
+
+def dictation(text: list[int], start: int, vocab_size: int) -> Callable[[mx.array, mx.array], mx.array]:
+    """A logits processor that leaves the text's next token alone."""
+    every = mx.arange(vocab_size)
+
+    def dictate(tokens: mx.array, logits: mx.array) -> mx.array:
+        return mx.where(every == text[tokens.shape[0] - start], logits, -mx.inf)
+
+    return dictate
+
+
+def graph() -> Iterator[Row]:
+    """What Python builds for a step; these two are to be small."""
+    measured = step_graph.measure()
+    theirs = measured["mlx-lm"]
+    for side in ("mlxgen, compiled", "mlxgen, plain"):
+        ours, goals = measured[side], (0.6, 0.75) if "compiled" in side else (None, None)
+        times = f"{ours[1] * 1000:.2f} to {theirs[1] * 1000:.2f} ms"
+        yield f"time to build a step ({side})", times, ours[1] / theirs[1], goals[0]
+        yield f"primitives in a step ({side})", f"{ours[0]} to {theirs[0]}", ours[0] / theirs[0], goals[1]
+
+
+def memory(model: mlxgen.Model) -> Iterator[Row]:
+    """MLX's peak while generating against weights and cache."""
+    weights = sum(array.nbytes for _, array in tree_flatten(model.decoder.parameters()))
+    session = mlxgen.Session(model)
+    answer = session.generate(list(range(900)), max_tokens=100, temperature=0, ignore_eos=True)
+    needed = weights + session.nbytes
+    yield "peak memory", f"{answer.peak_memory / 1e6:.0f} to {needed / 1e6:.0f} MB", answer.peak_memory / needed, 1.15
+
+
+def start(folder: Path, runs: int) -> Iterator[Row]:
+    """Seconds from the start of `mlxgen generate` to its first character, files in the system's cache."""
+    for name, model, goal in (("bundled model", "fairy-tales", 0.35), ("124M shape", str(folder), 1.3)):
+        command = [sys.executable, "-m", "mlxgen", "generate", "Once upon a time", "-n", "4", "-m", model, "--no-echo"]
+        seconds = []
+        for _ in range(2 * runs + 1):
+            began = time.perf_counter()
+            with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+                assert process.stdout is not None
+                process.stdout.read(1)
+                seconds.append(time.perf_counter() - began)
+                process.stdout.read()
+        yield f"first text, {name}", "seconds", statistics.median(seconds), goal
+
+
+def main(runs: int) -> None:
+    print(f"{backend.device_name()}, BLAS {backend.blas() or 'of MLX'}, median of {runs}")
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = random_folder(Path(scratch, "gpt2-124m"))
+        rows = [*peers(folder, runs), *context(folder, runs)]
+        shutil.copy(str(files("mlxgen.weights") / "fairy_tales" / "tokenizer.json"), folder)
+        model = mlxgen.load(str(folder))
+        rows += [*lookahead(model, runs), *memory(model)]
+        del model
+        rows += start(folder, runs)
+    most = ["peak memory", "first text, bundled model", "first text, 124M shape"]
+    rows += graph()
+    for what, numbers, value, goal in rows:
+        less = what in most or "step (" in what
+        wanted = "" if goal is None else f"{'at most' if less else 'at least'} {goal:g}"
+        print(f"{what:48}{value:7.2f}   {wanted:15} {numbers}")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 3)
