@@ -78,6 +78,8 @@ def _advice(on_cpu: bool, blas: str | None, reached: bool | None, versions: dict
         advice.append(
             "Slow: MLX uses its reference BLAS. Unset MLXGEN_BLAS, install OpenBLAS, or name a library in MLXGEN_BLAS."
         )
+    if sys.platform == "linux" and blas and "mkl" not in blas and platform.machine() == "x86_64":
+        advice.append('Decoding one text is quicker with MKL (200 MB, not free software): pip install "mlxgen[mkl]".')
     if sys.platform == "darwin" and on_cpu:
         advice.append("Slow: MLX computes on the CPU of a Mac. Leave its default device, the GPU, as it is.")
     if sys.platform == "darwin" and platform.machine() != "arm64":

@@ -8,6 +8,7 @@ greedily with no end token.
 from __future__ import annotations
 
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -143,11 +144,15 @@ def random_folder(folder: Path, **sizes: Any) -> Path:
 
 
 def bandwidth(megabytes: int = 256, runs: int = 5) -> float:
-    """Bytes per second at which this device reads memory: the best of several one-row products over a large matrix."""
-    rows = megabytes * 1024 * 1024 // (4 * 1024)
-    matrix, row = mx.ones((rows, 1024)), mx.ones((1024,))
+    """Bytes per second at which this device reads memory: the best of several one-row products over a large matrix.
+
+    In both layouts, because a BLAS may read one of them faster.
+    """
+    side = math.isqrt(megabytes * 1024 * 1024 // 4)
+    matrix, row = mx.ones((side, side)), mx.ones((1, side))
     mx.eval(matrix, row)
-    return matrix.nbytes / min(_seconds(lambda: mx.eval(matrix @ row)) for _ in range(runs + 1))
+    products = (lambda: mx.eval(row @ matrix), lambda: mx.eval(row @ matrix.T))
+    return matrix.nbytes / min(_seconds(product) for product in products for _ in range(runs + 1))
 
 
 def bytes_per_step(folder: Path, context: int, rows: int = 1) -> int:

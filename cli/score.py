@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from mlxgen.cli.many import Outcome, Work
     from mlxgen.model import Model
     from mlxgen.score import Score
-    from mlxgen.session import Progress
+    from mlxgen.cached_context import Progress
 
 # A token is coloured by its probability: at least so much, this colour.
 COLOURS = ((0.5, "green"), (0.1, "cyan"), (0.01, "yellow"), (0.0, "red"))

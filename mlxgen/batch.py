@@ -15,12 +15,13 @@ from typing import Unpack
 import mlx.core as mx
 
 from mlxgen import backend
+from mlxgen.cached_context import PREFILL_CHUNK
 from mlxgen.chooser import sample_seeds
 from mlxgen.errors import MlxgenError, OptionError, check_whole
 from mlxgen.generate import SESSION, Generation, Options, prompt_ids, refuse_guesses
 from mlxgen.model import Model
 from mlxgen.row import Row
-from mlxgen.session import PREFILL_CHUNK, Session
+from mlxgen.session import Session
 from mlxgen.slots import Slots
 
 MEMORY_FACTS = "/proc/meminfo"

@@ -9,12 +9,13 @@ from typing import TypedDict, Unpack
 
 import mlx.core as mx
 
+from mlxgen.cached_context import Overflow, Progress
 from mlxgen.chooser import Chooser, LogitsProcessor, checked_seed
 from mlxgen.errors import OptionError, check_whole
 from mlxgen.loop import Candidate, FinishReason, Guesser, Step, steps
 from mlxgen.model import Model, token_ids
 from mlxgen.samplers import Sampling
-from mlxgen.session import Overflow, Progress, Session
+from mlxgen.session import Session
 from mlxgen.stop import StopText
 
 MAX_TOKENS = 256

@@ -12,10 +12,11 @@ from typing import cast
 
 import mlx.core as mx
 
+from mlxgen.cached_context import MOST_GUESSES
 from mlxgen.chooser import Chooser, Guess
 from mlxgen.errors import OptionError
 from mlxgen.model import Model
-from mlxgen.session import MOST_GUESSES, Session
+from mlxgen.session import Session
 
 LONG, SHORT = 3, 2  # tokens that must have stood together before, for what came after them to be a guess
 FIRST_GUESSES = 3

@@ -15,9 +15,10 @@ from typing import Literal, Protocol, cast
 import mlx.core as mx
 
 from mlxgen import backend
+from mlxgen.cached_context import Progress
 from mlxgen.chooser import Choice, Chooser, Guess
 from mlxgen.errors import NumericError
-from mlxgen.session import Progress, Session
+from mlxgen.session import Session
 from mlxgen.stop import StopText
 from mlxgen.tokenizer import Tokenizer
 

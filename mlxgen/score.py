@@ -16,7 +16,8 @@ import mlx.core as mx
 from mlxgen.errors import NumericError, OptionError
 from mlxgen.generate import prompt_ids
 from mlxgen.model import Model
-from mlxgen.session import Progress, Session
+from mlxgen.cached_context import Progress
+from mlxgen.session import Session
 from mlxgen.softmax import log_softmax
 
 HEAD_CHUNK = 256  # positions whose logits are in memory at once: 50 MB for GPT-2's vocabulary in float32

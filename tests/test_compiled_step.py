@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mlxgen
-from mlxgen import backend, session
+from mlxgen import backend, cached_context
 from mlxgen.cache import make_cache
 from mlxgen.compiled_step import CompiledStep
 from mlxgen.session import Session
@@ -34,7 +34,7 @@ def compiling(monkeypatch):
             return super().__call__(ids, cache)
 
     monkeypatch.setattr(backend, "compiles_steps", lambda: True)
-    monkeypatch.setattr(session, "CompiledStep", Counted)
+    monkeypatch.setattr(cached_context, "CompiledStep", Counted)
     return calls
 
 

@@ -25,6 +25,14 @@ def test_a_missing_blas_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "reference BLAS" in done.stdout
 
 
+@pytest.mark.parametrize(("blas", "advised"), [("/lib/libopenblas.so.0", True), ("/lib/libmkl_rt.so.3", False)])
+def test_a_quicker_blas_is_named(monkeypatch: pytest.MonkeyPatch, blas: str, advised: bool) -> None:
+    monkeypatch.setattr(backend, "_loaded", blas)
+    monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    assert ("mlxgen[mkl]" in CliRunner().invoke(doctor, ["--offline"]).stdout) == advised
+
+
 def test_a_hub_that_does_not_answer_is_advice_and_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)

@@ -66,3 +66,20 @@ def test_with_the_bundled_model_the_output_is_as_promised(name):
     printed = run(name)
     if sys.platform == "linux":  # Metal computes in float16, which may choose otherwise
         assert printed == promised(name)
+
+
+def test_step_graph_counts_both_sides_and_the_compiled_step_is_smallest():
+    """Its times are not tested, only that they are there."""
+    counts = {
+        name.strip(): int(count)
+        for name, count in re.findall(r"^(.+?) +(\d+) primitives +[\d.]+ ms to build$", run("step_graph.py"), re.M)
+    }
+    assert set(counts) == {"mlxgen, compiled", "mlxgen, plain", "mlx-lm"}
+    assert counts["mlxgen, compiled"] <= 0.75 * counts["mlx-lm"]
+    assert counts["mlxgen, plain"] <= counts["mlx-lm"]
+
+
+def test_device_queue_shows_that_the_next_step_is_always_queued(tiny):
+    printed = run("device_queue.py", tiny)
+    assert len(re.findall(r"the next had been queued for", printed)) == 11
+    assert "in 11 of 11 steps" in printed

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mlxgen
+from mlxgen.cached_context import MOST_GUESSES
 from mlxgen.chooser import Chooser, Guess
 from mlxgen.cli.main import main
 from mlxgen.errors import OptionError
@@ -17,7 +18,7 @@ from mlxgen.generate import session_steps
 from mlxgen.lookahead import LONGEST_PAUSE, Draft, NGrams
 from mlxgen.loop import steps
 from mlxgen.samplers import Sampling
-from mlxgen.session import MOST_GUESSES, Session
+from mlxgen.session import Session
 
 from . import oracles
 
