@@ -13,11 +13,11 @@ from mlxgen.cli.options import model_options, open_model
 from mlxgen.cli.output import CLEARED, on_terminal, write, write_json
 
 if TYPE_CHECKING:
+    from mlxgen.cached_context import Progress
     from mlxgen.cli.lines import Line
     from mlxgen.cli.many import Outcome, Work
     from mlxgen.model import Model
     from mlxgen.score import Score
-    from mlxgen.cached_context import Progress
 
 # A token is coloured by its probability: at least so much, this colour.
 COLOURS = ((0.5, "green"), (0.1, "cyan"), (0.01, "yellow"), (0.0, "red"))

@@ -89,7 +89,7 @@ def lookahead(model: mlxgen.Model, runs: int) -> Iterator[Row]:
     }
     for name, (prompt, text, goal) in texts.items():
         pairs = []
-        for _ in range(runs):
+        for _ in range(max(runs, 3)):
             answers = [dictated(model, prompt, text, lookahead) for lookahead in (True, False)]
             assert answers[0].tokens == answers[1].tokens == text
             pairs.append([answer.generation_tps for answer in answers])

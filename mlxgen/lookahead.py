@@ -8,7 +8,7 @@ while a seed gives another text than without the draft.
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Literal, cast
 
 import mlx.core as mx
 
@@ -24,13 +24,15 @@ LONGEST_PAUSE = 126  # tokens
 FIRST_DRAFT = 4  # tokens
 CHECKED_PIECES = 64  # of two vocabularies that should be the same
 
+Grounds = Literal["long", "resume", "short"]  # what a guess is founded on
+
 
 class NGrams:
     """Guesses that after the same few tokens the same will come as the last time (Saxena, 2023).
 
     Where a guess was wrong after right ones, a word may have been exchanged: the next begins after that word. Guesses
-    grow while they are right; after wrong ones none is made for a while, which grows as well, so that text without
-    repetition costs next to nothing. context: the session's tokens, which the loop appends to.
+    grow while they are right. After wrong ones, none is made for a while on the same grounds, and the while grows, so
+    that text without repetition costs next to nothing. context: the session's tokens, which the loop appends to.
     """
 
     def __init__(self, context: list[int]) -> None:
@@ -38,44 +40,50 @@ class NGrams:
         self._after: dict[tuple[int, ...], int] = {}  # where the newest occurrence of a few tokens ends
         self._indexed = SHORT
         self._length = FIRST_GUESSES
-        self._pause = self._waiting = 0
-        self._source = 0  # where in the context the newest guess was found
-        self._resume: int | None = None  # where the one after it continues, if nothing else is found
+        self._resume: int | None = None  # where to go on after an exchanged word
+        self._grounds: Grounds = "long"  # of the newest guesses
+        self._source = 0  # where in the context they were found
+        self._pause: dict[Grounds, int] = {"long": 0, "resume": 0, "short": 0}  # after the next failure
+        self._not_before: dict[Grounds, int] = dict.fromkeys(self._pause, 0)  # length of the context
 
     def guess(self, token: mx.array, known: bool, most: int, choose: Chooser) -> list[Guess]:
-        context, at = self._context, self._found(known)
-        if self._waiting:
-            self._waiting -= 1
-            return []
+        context = self._context
+        places = self._found(known).items()
+        found = (place for place in places if place[1] is not None and len(context) >= self._not_before[place[0]])
+        grounds, at = next(found, ("long", None))
         if at is None:
             return []
+        self._grounds = grounds
         self._source = at if known else at + 1  # the first stands for the token itself, which nobody has read
-        following = context[at:]
+        following = context[at : at + MOST_GUESSES + 1]
         while len(following) < MOST_GUESSES + 1:  # past the end of the context it goes on from itself
-            following += context[at:]
+            following += following
         guesses = following[self._source - at :][: min(self._length, most)]
         return [Guess(mx.array([guess], dtype=token.dtype)) for guess in guesses]
 
     def learn(self, guesses: int, right: int) -> None:
+        grounds, pause = self._grounds, self._pause[self._grounds]
         if right == guesses:
-            self._length, self._pause = min(2 * self._length + 1, MOST_GUESSES), 0
-        elif right:
-            self._length, self._pause = max(right, self._length // 2, FIRST_GUESSES), self._pause // 2
+            self._length, self._pause[grounds] = min(2 * self._length + 1, MOST_GUESSES), 0
+            return
+        self._length = max(right, self._length // 2, FIRST_GUESSES)
+        if right:
+            self._pause[grounds] = pause // 2
             self._resume = self._source + right + 1
         else:
-            self._length, self._waiting = FIRST_GUESSES, self._pause
-            self._pause = min(2 * self._pause + 2, LONGEST_PAUSE)
+            self._not_before[grounds] = len(self._context) + pause
+            self._pause[grounds] = min(3 * pause + 2, LONGEST_PAUSE)
 
-    def _found(self, known: bool) -> int | None:
-        """Where in the context the tokens stand that followed before what the context ends with."""
+    def _found(self, known: bool) -> dict[Grounds, int | None]:
+        """Where in the context the tokens stand that followed what it ends with, on each of the grounds, best first."""
         context, after = self._context, self._after
         for end in range(self._indexed, len(context)):
             after[tuple(context[end - SHORT : end])] = end
             after[tuple(context[max(end - LONG, 0) : end])] = end
         self._indexed = max(self._indexed, len(context))
         resume, self._resume = self._resume if known else None, None
-        places = (after.get(tuple(context[-LONG:])), resume, after.get(tuple(context[-SHORT:])))
-        return next((place for place in places if place is not None), None)
+        long, short = (after.get(tuple(context[-length:])) for length in (LONG, SHORT))
+        return {"long": long, "resume": resume, "short": short}
 
 
 class Draft:

@@ -13,10 +13,10 @@ from typing import cast
 
 import mlx.core as mx
 
+from mlxgen.cached_context import Progress
 from mlxgen.errors import NumericError, OptionError
 from mlxgen.generate import prompt_ids
 from mlxgen.model import Model
-from mlxgen.cached_context import Progress
 from mlxgen.session import Session
 from mlxgen.softmax import log_softmax
 

@@ -322,6 +322,17 @@ def test_after_wrong_guesses_there_are_fewer_and_fewer():
     assert 600 // (LONGEST_PAUSE + 1) <= tried < 20
 
 
+def test_grounds_that_failed_do_not_hold_back_better_ones():
+    context = [1, 2, 3, 4, 5, 6, 9, 2, 3]
+    grams = NGrams(context)
+    for _ in range(9):  # only two tokens are alike
+        if guesses_of(grams):
+            grams.learn(3, 0)
+    assert guesses_of(grams) == []
+    context += [7, 1, 2, 3]
+    assert guesses_of(grams) == [4, 5, 6]
+
+
 def test_guesses_that_cannot_be_are_refused_before_any_work(model, small, build_model, tmp_path):
     larger = build_model(vocab_size=300)
     with pytest.raises(OptionError, match="another vocabulary"):
