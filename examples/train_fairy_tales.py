@@ -70,11 +70,12 @@ def training_logits(decoder: GPT2, ids: mx.array, dropout: float, key: mx.array)
         return mx.where(kept, x / (1 - dropout), 0.0)
 
     keys = iter(mx.random.split(key, 1 + 2 * decoder.config.n_layer))
-    x = drop(decoder.model.wte(ids) + decoder.model.wpe(mx.arange(ids.shape[1])))  # [B, L, D]
+    B, L = ids.shape
+    x = drop(decoder.model.wte(ids) + decoder.model.wpe(mx.arange(L))).reshape(B * L, -1)
     for block in decoder.layers:
-        x = x + drop(block.attn(block.ln_1(x), "causal", None))
+        x = x + drop(block.attn(block.ln_1(x), B, "causal", None))
         x = x + drop(block.mlp(block.ln_2(x)))
-    return decoder.head(decoder.model.ln_f(x))
+    return decoder.head(decoder.model.ln_f(x)).reshape(B, L, -1)
 
 
 class Muon(optim.Muon):

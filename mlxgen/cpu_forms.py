@@ -9,7 +9,7 @@ each operation costs the same few microseconds, MLX's own functions are used.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 
@@ -34,6 +34,11 @@ POWER_OF_2 = (
 
 def exp2(t: mx.array) -> mx.array:
     """2^t for float32 t in [-126, 126]."""
+    return cast(mx.array, _exp2(t))
+
+
+@mx.custom_function
+def _exp2(t: mx.array) -> mx.array:
     rounded = t + ROUND
     f = t - (rounded - ROUND)
     power = POWER_OF_2[0] * f + POWER_OF_2[1]
@@ -41,6 +46,12 @@ def exp2(t: mx.array) -> mx.array:
         power = power * f + coefficient
     exponent = mx.left_shift(rounded.view(mx.int32), mx.array(23, mx.int32))
     return (power.view(mx.int32) + exponent).view(mx.float32)
+
+
+@_exp2.vjp
+def _exp2_vjp(t: mx.array, cotangent: mx.array, output: mx.array) -> mx.array:
+    """Bits have no derivative, but 2^t has: fine-tuning goes through here."""
+    return cotangent * output * math.log(2)
 
 
 def sigmoid(x: mx.array) -> mx.array:

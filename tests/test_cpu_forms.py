@@ -30,6 +30,20 @@ def test_a_large_sigmoid_is_that_of_numpy_also_far_out():
     assert 0 <= low < 1e-37 and 0 <= lower < 1e-37 and high == higher == 1 and np.isnan(nan)
 
 
+def test_gradients_are_those_of_mlxs_own_functions():
+    x = mx.random.normal(LARGE)
+    ours = mx.grad(lambda x: (x * cpu_forms.sigmoid(x)).sum())(x)
+    theirs = mx.grad(lambda x: (x * mx.sigmoid(x)).sum())(x)
+    assert mx.allclose(ours, theirs, atol=1e-5)
+    q, k, v = (mx.random.normal((1, 2, 128, 16)) for _ in range(3))
+
+    def pulled(attention):
+        return mx.grad(lambda *qkv: (attention(*qkv, scale=0.25, mask="causal") ** 2).sum(), argnums=(0, 1, 2))(q, k, v)
+
+    for ours, theirs in zip(pulled(cpu_forms.attention), pulled(mx.fast.scaled_dot_product_attention), strict=True):
+        assert mx.allclose(ours, theirs, atol=1e-4)
+
+
 def written_attention(q, k, v, scale, allowed):
     scores = (q @ k.swapaxes(2, 3)) * scale
     return oracles.softmax(np.where(allowed, scores, -np.inf)) @ v
