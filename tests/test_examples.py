@@ -1,5 +1,6 @@
 """The examples run as they stand, and print what the comment at their end says."""
 
+import importlib
 import importlib.util
 import os
 import re
@@ -83,3 +84,13 @@ def test_device_queue_shows_that_the_next_step_is_always_queued(tiny):
     printed = run("device_queue.py", tiny)
     assert len(re.findall(r"the next had been queued for", printed)) == 11
     assert "in 11 of 11 steps" in printed
+
+
+def test_a_dictated_text_is_the_answer_with_lookahead_and_without(model, monkeypatch):
+    """What the speed of lookahead is measured on."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    faster = importlib.import_module("faster")
+    prompt, text = [5, 6, 7], [1, 2, 3, 4] * 6
+    answers = [faster.dictated(model, prompt, text, lookahead) for lookahead in (True, False)]
+    assert [answer.tokens for answer in answers] == [text, text]
+    assert answers[0].accepted > answers[1].accepted == 0
