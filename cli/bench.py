@@ -67,13 +67,15 @@ def bench(
     --plot FILE has each side decode one row from a short prompt to the model's last position, --runs times, in
     processes of their own too. These runs go into the picture only. It needs matplotlib: pip install "mlxgen[plot]".
     """
-    from mlxgen.cli.measure import bandwidth, bytes_per_step, compare
+    from mlxgen.cli.measure import bandwidth, bytes_per_step, compare, longest_decode
     from mlxgen.cli.plot import check, draw
 
     if plot:
         check(plot)
     sides = ["mlxgen", *against]
     with _folder(model, shape, bool(against)) as folder:
+        if plot:
+            longest_decode(folder)  # raises before anything is measured
         reading = bandwidth()
         if not as_json:
             write(f"memory is read at {size(reading)}/s (one-row products of a large float32 matrix)\n")

@@ -58,9 +58,9 @@ def chat(ctx: click.Context, /, **given: Any) -> None:
 
     --json prints one object for each answer, with these keys: turn, user, text, finish_reason (stop, length,
     context, interrupted), seed, attempt, tokens (ids), prompt_tokens, generated_tokens, computed_positions (put through
-    the network for it), context_length, cache_length, slides, prompt_tps, generation_tps (tokens per second), guesses
-    and accepted (tokens guessed by --lookahead or --draft, and how many were right). A line that is refused gets line
-    (its number), user and error.
+    the network for it and kept), context_length, cache_length, slides, prompt_tps, generation_tps (tokens per second),
+    guesses and accepted (tokens guessed by --lookahead or --draft, and how many were right). A line that is refused
+    gets line (its number), user and error.
     """
     import mlxgen
     from mlxgen.cli.chat_answer import Answerer
@@ -73,7 +73,7 @@ def chat(ctx: click.Context, /, **given: Any) -> None:
     settings = {name: options.pop(name) for name in SESSION if name in options}
     seed = options.pop("seed", None)
     model = open_model(given)
-    options["draft"] = draft_model(given)
+    options["draft"] = draft_model(given, model)
     template = choose_template(model, given["template"])
     keep = settings.get("keep") or None
     if keep is None and (ring := settings.get("max_kv_size")):

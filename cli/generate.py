@@ -65,7 +65,8 @@ def generate(ctx: click.Context, /, prompt: str | None, **given: Any) -> None:
     (from 0), seed, prompt_tokens, generated_tokens, prompt_tps, generation_tps (tokens per second), peak_memory
     (bytes), guesses and accepted (tokens guessed by --lookahead or --draft, and how many were right).
 
-    --lookahead and --draft change how soon the text comes, not the text.
+    --lookahead changes how soon the text comes and not the text. So does --draft for greedy text; sampled text keeps
+    its distribution, but a seed gives another one than without the draft.
     """
     import mlxgen
     from mlxgen.chooser import sample_seeds
@@ -84,7 +85,7 @@ def generate(ctx: click.Context, /, prompt: str | None, **given: Any) -> None:
     if talk and text.endswith(" "):
         say(SPACE_HINT)
     model = open_model(given)
-    options["draft"] = draft_model(given)
+    options["draft"] = draft_model(given, model)
     echo = given["echo"] if given["echo"] is not None else sys.stdout is not None and sys.stdout.isatty()
     options["progress"] = prefill_bar(quiet)
     for sample, seed in enumerate(seeds):

@@ -79,13 +79,18 @@ def median(measurements: list[Measurement], side: str) -> dict[str, float]:
 
 
 def decode(sides: list[str], folder: Path, runs: int = 3) -> Iterator[Measurement]:
-    """Every side in turn, from a short prompt to the model's last position."""
+    """Every side in turn, from a short prompt to the model's last position. Raises OptionError for a tiny model."""
+    return compare(sides, folder, prompt_tokens=SHORT_PROMPT, new_tokens=longest_decode(folder), runs=runs)
+
+
+def longest_decode(folder: Path) -> int:
+    """How many tokens fit after a short prompt. Raises OptionError for fewer than two."""
     from mlxgen.config import read_config
 
     new = read_config(folder).n_positions - SHORT_PROMPT
     if new < 2:
         raise OptionError(f"{folder}: a decode over the context needs a model of {SHORT_PROMPT + 2} positions or more")
-    return compare(sides, folder, prompt_tokens=SHORT_PROMPT, new_tokens=new, runs=runs)
+    return new
 
 
 def tps_at(run: Measurement, context: int) -> float:
@@ -107,11 +112,6 @@ def curve(runs: list[Measurement]) -> list[tuple[int, float]]:
     first = runs[0].prompt_tokens + 1
     contexts = range(first, first + len(runs[0].seconds) - 1, 2 * REACH)
     return [(context, statistics.median(tps_at(run, context) for run in runs)) for context in contexts]
-
-
-def series(side: str, folder: Path, runs: int = 3) -> list[tuple[int, float]]:
-    """The curve of one side: measured here, from a short prompt to the model's last position."""
-    return curve(list(decode([side], folder, runs)))
 
 
 def random_folder(folder: Path, **sizes: Any) -> Path:

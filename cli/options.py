@@ -190,7 +190,7 @@ def generation_options(function: F, max_tokens: int = 256) -> F:
 
 
 def guess_options(function: F) -> F:
-    """Ways to the same text in fewer passes through the network: see `draft_model`."""
+    """Ways to more than one token from a pass through the network: see `draft_model`."""
     return _apply(
         function,
         [
@@ -234,9 +234,15 @@ def open_model(given: Mapping[str, Any]) -> Model:
     return mlxgen.load(given["model"], revision=given["revision"])
 
 
-def draft_model(given: Mapping[str, Any]) -> Model | None:
-    """The model of --draft."""
-    return open_model({**given, "model": given["draft"], "revision": None}) if given["draft"] else None
+def draft_model(given: Mapping[str, Any], model: Model) -> Model | None:
+    """The model of --draft, to guess for `model`. Raises OptionError for one of another vocabulary."""
+    if not given["draft"]:
+        return None
+    from mlxgen.draft import check_vocabulary
+
+    draft = open_model({**given, "model": given["draft"], "revision": None})
+    check_vocabulary(model, draft)
+    return draft
 
 
 def generation(ctx: click.Context, given: Mapping[str, Any]) -> Options:

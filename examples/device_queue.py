@@ -29,7 +29,7 @@ model = mlxgen.load(sys.argv[1] if len(sys.argv) > 1 else "fairy-tales")
 session = mlxgen.Session(model)
 session.extend("Once upon a time")
 start = time.perf_counter()
-for _ in session_steps(session, {"max_tokens": STEPS, "seed": 0}, ClockedChooser):
+for _ in session_steps(session, {"max_tokens": STEPS, "seed": 0, "ignore_eos": True}, ClockedChooser):
     read.append(time.perf_counter())
 
 queued = 0

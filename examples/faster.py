@@ -166,15 +166,19 @@ def main(runs: int) -> None:
     print(f"{backend.device_name()}, BLAS {backend.blas() or 'of MLX'}, median of {runs}")
     with tempfile.TemporaryDirectory() as scratch:
         folder = random_folder(Path(scratch, "gpt2-124m"))
-        rows = [*peers(folder, runs), *context(folder, runs)]
+        show(peers(folder, runs))
+        show(context(folder, runs))
         shutil.copy(str(files("mlxgen.weights") / "fairy_tales" / "tokenizer.json"), folder)
+        show(start(folder, runs))
         model = mlxgen.load(str(folder))
-        rows += [*lookahead(model, runs), *memory(model)]
-        del model
-        rows += start(folder, runs)
-    rows += graph()
+        show(lookahead(model, runs))
+        show(memory(model))
+    show(graph())
+
+
+def show(rows: Iterator[Row]) -> None:
     for row in rows:
-        print(f"{row.what:46}{row.value:7.2f}   {row.wanted:14} {row.numbers}")
+        print(f"{row.what:46}{row.value:7.2f}   {row.wanted:14} {row.numbers}", flush=True)
 
 
 if __name__ == "__main__":

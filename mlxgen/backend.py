@@ -16,6 +16,7 @@ import os
 import platform
 import shutil
 import sys
+import threading
 import warnings
 from typing import TYPE_CHECKING
 
@@ -30,9 +31,12 @@ if TYPE_CHECKING:
 
 WHEEL_BLAS = "cmeel.prefix/lib/libopenblas.so"  # in site-packages, from the dependency
 SYSTEM_BLAS = "libopenblas.so.0"  # what Linux distributions call theirs
-MKL = "lib/libmkl_rt.so*"  # in an environment, from the extra of that name: it reads memory faster for a single row
+MKL = "libmkl_rt.so*"  # from the extra of that name: it reads memory faster for a single row
 MKL_THREADING_TBB = 4  # mkl_service.h; its OpenMP would be torch's as well, and waits longer
 NEEDED_SYMBOL = "cblas_sgemm"
+
+_wiring = threading.Lock()
+_wired = _limit_before = 0
 
 _loaded: str | None = None
 _problem: str | None = None
@@ -142,18 +146,28 @@ def compiles_steps() -> bool:
 
 @contextlib.contextmanager
 def wired_memory() -> "Iterator[None]":
-    """While the body runs, let Metal keep the weights resident, as much as it recommends, as mlx-lm does."""
+    """While the body runs, let Metal keep the weights resident, as much as it recommends, as mlx-lm does.
+
+    Several at a time share it: the first one sets Metal's limit, and the last one restores it.
+    """
+    global _wired, _limit_before
     import mlx.core as mx
 
     if on_cpu() or not mx.metal.is_available():
         yield
         return
-    before = mx.set_wired_limit(int(mx.device_info()["max_recommended_working_set_size"]))
+    with _wiring:
+        _wired += 1
+        if _wired == 1:
+            _limit_before = mx.set_wired_limit(int(mx.device_info()["max_recommended_working_set_size"]))
     try:
         yield
     finally:
-        mx.synchronize()  # what still runs may need it
-        mx.set_wired_limit(before)
+        with _wiring:
+            _wired -= 1
+            if _wired == 0:
+                mx.synchronize()  # what still runs may need it
+                mx.set_wired_limit(_limit_before)
 
 
 def device_name() -> str:
@@ -167,7 +181,9 @@ def device_name() -> str:
 
 def _default_libraries() -> list[str]:
     """Libraries that are safe to load here, best first."""
-    mkl = sorted(glob.glob(os.path.join(glob.escape(sys.prefix), MKL)))[-1:]
+    # pip puts it into the folder that has python3.x/site-packages in it
+    places = (os.path.join(glob.escape(folder), "..", "..", MKL) for folder in sys.path)
+    mkl = [os.path.normpath(found) for place in places for found in sorted(glob.glob(place), reverse=True)][:1]
     if platform.machine() != "x86_64" or not _has_avx2():
         return [*mkl, SYSTEM_BLAS]  # without AVX2 the wheel's would end the process with an illegal instruction
     wheels = [os.path.join(folder, WHEEL_BLAS) for folder in sys.path]

@@ -162,10 +162,15 @@ class Table:
 def _run(
     table: Table, source: Iterator[tuple[int, Row | Failure]], batch_size: int
 ) -> Iterator[tuple[int, BatchGeneration | Failure]]:
-    """Let rows in, send a step for all of them, and read the step before it while the device works.
+    """Answer the source's rows. Whatever comes from the source has a number, which its outcome has too."""
+    with backend.wired_memory():
+        yield from _answered(table, source, batch_size)
 
-    Whatever comes from the source has a number, which its outcome has too.
-    """
+
+def _answered(
+    table: Table, source: Iterator[tuple[int, Row | Failure]], batch_size: int
+) -> Iterator[tuple[int, BatchGeneration | Failure]]:
+    """Let rows in, send a step for all of them, and read the step before it while the device works."""
     numbers: dict[Row, int] = {}
     mx.reset_peak_memory()
     while True:

@@ -57,7 +57,7 @@ class CachedContext:
         self.tokens: list[int] = []
         self.unknown = 0  # positions before the tokens, from a file that does not say which tokens they were
         self.processed = 0  # how many of the tokens the cache covers
-        self.computed = 0  # positions put through the network in the session's life, but for look-aheads taken back
+        self.computed = 0  # positions put through the network and kept, in the session's life
         self.slides = 0  # how often the context slid
         self.slide: Slide | None = None  # the newest slide that the cache shows
         self.max_kv_size, self.cache_keep = max_kv_size, keep
@@ -102,7 +102,7 @@ class CachedContext:
             raise OptionError("the context is empty; extend the session first")
         if self.processed == len(self.tokens):  # nothing new: the last token's logits are wanted again
             self._take_out(1)
-        self._compiled = None  # the weights may be others than at the last answer
+        self.forget_weights()
         end = len(self.tokens)
         table, offset = self.model.config.n_positions, self.cache[0].offset
         ahead = last_slide(self.processed + table - offset, end, table, self.keep, self.breaks)
@@ -125,6 +125,10 @@ class CachedContext:
                 self._forget()
             raise
         return self.model.decoder.head(hidden[:, -1])
+
+    def forget_weights(self) -> None:
+        """Look at the decoder's weights again: they may be others than at the last answer."""
+        self._compiled = None
 
     @property
     def guessable(self) -> int:

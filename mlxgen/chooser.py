@@ -109,8 +109,12 @@ class Chooser:
 
     def guess(self, logits: mx.array) -> Guess:
         """Choose from a draft model's logits [1, V]."""
-        ruled = apply_rules(self._adjust(logits.astype(mx.float32)), self._sampling)
-        guess = Guess(greedy(ruled)) if self._sampling.greedy else Guess(draw(ruled, self._next_key()), ruled)
+        adjusted = self._adjust(logits.astype(mx.float32))
+        if self._sampling.greedy:
+            guess = Guess(greedy(adjusted))
+        else:
+            ruled = apply_rules(adjusted, self._sampling)
+            guess = Guess(draw(ruled, self._next_key()), ruled)
         self._remember(guess.token)
         return guess
 

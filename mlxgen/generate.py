@@ -209,8 +209,11 @@ def _guesser(session: Session, options: Options) -> Guesser | None:
     lookahead, draft = options.get("lookahead", False), options.get("draft")
     if not lookahead and draft is None:
         return None
-    from mlxgen.lookahead import Draft, NGrams
+    from mlxgen.draft import Draft
+    from mlxgen.lookahead import NGrams
 
+    if not isinstance(lookahead, bool):
+        raise OptionError(f"lookahead must be True or False, not {lookahead!r}")
     if lookahead and draft is not None:
         raise OptionError("lookahead and draft are two ways to guess; give one of them")
     if not session.is_own_cache:

@@ -1,28 +1,21 @@
-"""Guessed tokens, checked in one pass: the loop's text in fewer passes through the network.
+"""Lookahead: guesses from the text so far, so that one pass through the network checks several tokens.
 
 Who guesses does not matter to the outcome: the loop keeps a token only if its rules chose it from the model's own
-logits. What NGrams guess therefore leaves each token as it is, sampled ones too. A draft model's guesses are drawn, and
-accepted by the rule of speculative sampling: greedy tokens stay as they are, and sampled ones keep their distribution,
-while a seed gives another text than without the draft.
+logits, with the step's own key. So every token, greedy or sampled, is the one that comes without guesses.
 """
 
 from __future__ import annotations
 
-from typing import Literal, cast
+from typing import Literal
 
 import mlx.core as mx
 
 from mlxgen.cached_context import MOST_GUESSES
 from mlxgen.chooser import Chooser, Guess
-from mlxgen.errors import OptionError
-from mlxgen.model import Model
-from mlxgen.session import Session
 
 LONG, SHORT = 3, 2  # tokens that must have stood together before, for what came after them to be a guess
 FIRST_GUESSES = 3
 LONGEST_PAUSE = 126  # tokens
-FIRST_DRAFT = 4  # tokens
-CHECKED_PIECES = 64  # of two vocabularies that should be the same
 
 Grounds = Literal["long", "resume", "short"]  # what a guess is founded on
 
@@ -84,64 +77,3 @@ class NGrams:
         resume, self._resume = self._resume if known else None, None
         long, short = (after.get(tuple(context[-length:])) for length in (LONG, SHORT))
         return {"long": long, "resume": resume, "short": short}
-
-
-class Draft:
-    """Guesses what a smaller model of the same vocabulary would choose. Raises OptionError for another vocabulary.
-
-    The smaller model has a session of its own, which stays with the session that it guesses for, and slides where its
-    table ends.
-    """
-
-    def __init__(self, session: Session, model: Model) -> None:
-        if not isinstance(model, Model):
-            raise OptionError(f"draft must be a model, as mlxgen.load() gives, not {type(model).__name__}")
-        _check_vocabulary(session.model, model)
-        if session.drafting is None or session.drafting.model is not model:
-            session.drafting = Session(model, overflow="slide")
-        self._context, self._own = session.tokens, session.drafting
-        self._own.reset_to(self._context)
-        self._ahead: list[mx.array] = []  # ids [1] that its cache holds after its own tokens, right or wrong
-        self._length = FIRST_DRAFT
-
-    def guess(self, token: mx.array, known: bool, most: int, choose: Chooser) -> list[Guess]:
-        own, choose = self._own, choose.fork()
-        self._follow(self._context[: -1 if known else None])
-        late = own.tokens[own.processed :]
-        if late and len(late) > own.guessable:
-            own.prefill()
-            late = []
-        logits = own.process(mx.concatenate([mx.array(late, dtype=token.dtype), token]))[-1:]
-        guesses = [choose.guess(logits)]
-        left = own.model.config.n_positions - own.cache[0].offset  # it does not slide in the midst of guessing
-        while len(guesses) < min(self._length, most, left + 1):
-            mx.async_eval(guesses[-1].token)  # the device starts while Python builds the next
-            guesses.append(choose.guess(own.process(guesses[-1].token)))
-        self._ahead = [token, *(guess.token for guess in guesses[:-1])]
-        return guesses
-
-    def learn(self, guesses: int, right: int) -> None:
-        self._length = min(self._length + 2, MOST_GUESSES) if right == guesses else max(self._length - 1, 1)
-
-    def _follow(self, context: list[int]) -> None:
-        """Make the context the own session's, keeping what was guessed right."""
-        own = self._own
-        tried = [cast(int, token.item()) for token in self._ahead]
-        came = context[len(own.tokens) :]
-        right = next((n for n, pair in enumerate(zip(tried, came, strict=False)) if pair[0] != pair[1]), None)
-        if right is None:
-            right = min(len(tried), len(came))
-        own.tokens.extend(tried)
-        own.rewind(len(tried) - right)
-        own.tokens.extend(came[right:])
-        self._ahead = []
-
-
-def _check_vocabulary(model: Model, draft: Model) -> None:
-    size, other = model.config.vocab_size, draft.config.vocab_size
-    some = range(0, min(size, other), max(size // CHECKED_PIECES, 1))
-    if size != other or any(model.tokenizer.token(token) != draft.tokenizer.token(token) for token in some):
-        raise OptionError(
-            f"the draft model {draft.name} has another vocabulary ({other:,} tokens) than {model.name} ({size:,});"
-            " draft with a smaller model of the same family"
-        )

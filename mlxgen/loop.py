@@ -22,7 +22,7 @@ from mlxgen.session import Session
 from mlxgen.stop import StopText
 from mlxgen.tokenizer import Tokenizer
 
-CLEAR_EVERY = 256  # steps, after which buffers that MLX keeps for the next use are given back
+CLEAR_EVERY = 256  # passes, after which buffers that MLX keeps for the next use are given back
 
 FinishReason = Literal["stop", "length", "context"]
 
@@ -157,6 +157,7 @@ def steps(
     if reader.limit < 1:
         return
     most_held = session.max_kv_size or session.model.config.n_positions
+    passes = 0
     surplus = 0  # positions in the cache that it would not hold if the answer ended here
     try:
         with backend.wired_memory():
@@ -171,14 +172,15 @@ def steps(
                         guesses = guesser.guess(choice.token, known, most, choose)
                     logits = session.process(mx.concatenate([choice.token, *(guess.token for guess in guesses)]))
                     surplus = 1 + len(guesses)
+                    passes += 1
+                    if passes % CLEAR_EVERY == 0:
+                        mx.clear_cache()
                     following = _choose(choose, logits[:1], guesses[:1])
                 if not known:
                     step = reader.read(choice, held)
                     yield step
                     if step.finish_reason:
                         return
-                    if step.index % CLEAR_EVERY == CLEAR_EVERY - 1:
-                        mx.clear_cache()
                 if following is None:
                     known = True
                     continue

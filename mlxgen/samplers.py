@@ -175,7 +175,11 @@ def draw_or_accept(logits: mx.array, guess: mx.array, drawn_from: mx.array, key:
     p, q = softmax(logits), softmax(drawn_from)
     p_guess, q_guess = (mx.take_along_axis(x, guess[:, None], axis=-1)[:, 0] for x in (p, q))
     accepted = mx.random.uniform(shape=guess.shape, key=accept_key) * q_guess < p_guess
-    return mx.where(accepted, guess, draw(mx.log(mx.maximum(p - q, 0)), draw_key))
+    rest = mx.maximum(p - q, 0)
+    total = mx.sum(rest, axis=-1, keepdims=True)
+    # Nothing is left where p and q are the same but for rounding, and NaN where the guess came from broken logits.
+    rest = mx.where((total > 0) & mx.isfinite(total), mx.log(rest), logits)
+    return mx.where(accepted, guess, draw(rest, draw_key))
 
 
 def _finite(value: object) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,11 @@ def pytest_configure(config: pytest.Config) -> None:
     # transformers 5.24 renames the keyword argument; older ones know only this name
     config.addinivalue_line("filterwarnings", "ignore:.past_key_values:FutureWarning")
 
+
+# Where MLX compiles for the CPU, it runs a C++ compiler; without one it leaves the operations as they are.
+needs_compiler = pytest.mark.skipif(
+    mlxgen.backend.on_cpu() and shutil.which("g++") is None, reason="MLX compiles for the CPU with g++"
+)
 
 SMALL = {"n_positions": 64, "n_embd": 32, "n_layer": 2, "n_head": 4}
 

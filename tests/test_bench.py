@@ -21,7 +21,6 @@ from mlxgen.cli.measure import (
     median,
     random_folder,
     ratio,
-    series,
     tps_at,
 )
 from mlxgen.cli.plot import check, draw
@@ -108,7 +107,7 @@ def test_a_curve_is_the_median_of_its_runs() -> None:
 
 
 def test_a_series_goes_through_the_whole_context(folder: Path) -> None:
-    points = series("mlxgen", folder, runs=1)
+    points = curve(list(decode(["mlxgen"], folder, runs=1)))
     assert [context for context, _ in points] == [9, 41]
     assert all(tps > 0 for _, tps in points)
 

@@ -17,10 +17,7 @@ from mlxgen.compiled_step import CompiledStep
 from mlxgen.session import Session
 
 from . import oracles
-
-needs_compiler = pytest.mark.skipif(
-    backend.on_cpu() and shutil.which("g++") is None, reason="MLX compiles for the CPU with g++"
-)
+from .conftest import needs_compiler
 
 
 @pytest.fixture
@@ -61,7 +58,15 @@ def test_its_logits_are_those_of_one_pass_with_any_cache(model, prompt, more, wi
 
 @needs_compiler
 @pytest.mark.parametrize(
-    "options", [{}, {"max_kv_size": 9, "keep": 2}, {"overflow": "slide", "keep": 3}, {"lookahead": True}], ids=str
+    "options",
+    [
+        {},
+        {"max_kv_size": 9, "keep": 2},
+        {"overflow": "slide", "keep": 3},
+        {"lookahead": True},
+        {"lookahead": True, "max_kv_size": 7, "overflow": "slide"},
+    ],
+    ids=str,
 )
 def test_the_loop_gives_the_same_tokens_with_it(model, compiling, monkeypatch, options):
     options = {"max_tokens": 90 if options.get("overflow") else 50, "seed": 4, "ignore_eos": True, **options}
@@ -113,7 +118,7 @@ def test_a_cache_of_mlx_lm_takes_the_plain_step(model, compiling):
         (False, "off", None, False),
         (True, None, "/usr/bin/g++", False),
         (True, "on", "/usr/bin/g++", True),
-        (True, "on", None, False),  # and so no crash where there is no compiler
+        (True, "on", None, False),
     ],
 )
 def test_metal_compiles_and_the_cpu_where_it_is_asked_to_and_can(monkeypatch, on_cpu, wish, compiler, compiles):

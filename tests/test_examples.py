@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from .conftest import needs_compiler
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 BUNDLED = files("mlxgen.weights") / "fairy_tales" / "config.json"
 TALE = "Once upon a time a fox came to the king, far far away, and said that the moon was made of bread. " * 12
@@ -69,6 +71,7 @@ def test_with_the_bundled_model_the_output_is_as_promised(name):
         assert printed == promised(name)
 
 
+@needs_compiler
 def test_step_graph_counts_both_sides_and_the_compiled_step_is_smallest():
     """Its times are not tested, only that they are there."""
     counts = {

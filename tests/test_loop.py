@@ -381,7 +381,7 @@ def test_all_errors_are_one_family():
 
 
 def test_the_device_has_the_next_step_before_python_waits_for_the_last(model, monkeypatch):
-    """The double-buffered loop: at every wait but the last two, two steps have been sent and one of them read."""
+    """The double-buffered loop; with lookahead too, as long as it has nothing to guess."""
     sent, waits = [], []
     send, wait = mx.async_eval, loop._read
 
@@ -398,5 +398,15 @@ def test_the_device_has_the_next_step_before_python_waits_for_the_last(model, mo
     for guesses in ({}, {"lookahead": True}):
         sent.clear()
         waits.clear()
-        generate(model, [1, 2, 3], max_tokens=20, seed=1, top_k=None, temperature=3.0, ignore_eos=True, **guesses)
+        got = generate(model, [1, 2, 3], max_tokens=20, seed=1, top_k=None, temperature=3.0, ignore_eos=True, **guesses)
+        assert got.guesses == 0
         assert waits == [2] * 19 + [1]
+
+
+@pytest.mark.parametrize("guesses", [{}, {"lookahead": True}])
+def test_buffers_are_given_back_as_passes_go_by(model, monkeypatch, guesses):
+    cleared = []
+    monkeypatch.setattr(loop, "CLEAR_EVERY", 3)
+    monkeypatch.setattr(mx, "clear_cache", lambda: cleared.append(1))
+    got = generate(model, [1, 2, 3], max_tokens=60, **GREEDY, **guesses)
+    assert len(cleared) >= (len(got.tokens) - got.accepted) // 3 - 1 > 2
