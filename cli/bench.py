@@ -67,13 +67,15 @@ def bench(
     --plot FILE has each side decode one row from a short prompt to the model's last position, --runs times, in
     processes of their own too. These runs go into the picture only. It needs matplotlib: pip install "mlxgen[plot]".
     """
-    from mlxgen.cli.measure import bandwidth, bytes_per_step, compare, longest_decode
+    from mlxgen.cli.measure import bandwidth, bytes_per_step, check_fits, check_peers, compare, longest_decode
     from mlxgen.cli.plot import check, draw
 
     if plot:
         check(plot)
-    sides = ["mlxgen", *against]
+    sides = list(dict.fromkeys(["mlxgen", *against]))
+    check_peers(sides)
     with _folder(model, shape, bool(against)) as folder:
+        check_fits(folder, max(prompt_tokens), max_tokens)
         if plot:
             longest_decode(folder)  # raises before anything is measured
         reading = bandwidth()

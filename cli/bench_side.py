@@ -143,6 +143,14 @@ def torch_decoder(folder: Path):  # type: ignore[no-untyped-def]  # torch is not
     return decoder
 
 
+def peak_memory() -> int:
+    """This process's peak resident size, in bytes. On Linux ru_maxrss would begin with that of the parent process."""
+    if sys.platform == "darwin":
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    facts = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in facts if line.startswith("VmHWM:"))
+
+
 OPENERS: dict[str, Callable[[Path], Runner]] = {
     "mlxgen": open_mlxgen,
     "mlx-lm": open_mlx_lm,
@@ -165,14 +173,13 @@ def main(side: str, folder: str, prompt_tokens: str, new_tokens: str, batch_size
     times += [time.perf_counter() for _ in run(prompts, int(new_tokens))]
     seconds = [after - before for before, after in pairwise(times)]
     first, rest = seconds[0], times[-1] - times[1]
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     rows = len(prompts)
     numbers = {
         "load": loaded - start,
         "first_token": first,
         "prefill_tps": rows * int(prompt_tokens) / first,
         "decode_tps": rows * (len(times) - 2) / rest if rest else 0.0,
-        "memory": memory,
+        "memory": peak_memory(),
         "seconds": seconds,
     }
     print(json.dumps(numbers))

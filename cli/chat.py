@@ -85,7 +85,8 @@ def chat(ctx: click.Context, /, **given: Any) -> None:
         conversation.load(given["saved"])
     typed = sys.stdin is not None and sys.stdin.isatty()
     talk = chatty(given["stats"], given["quiet"])
-    answerer = Answerer(as_json=given["as_json"], talk=talk, interactive=typed, quiet=given["quiet"])
+    stats = bool(given["stats"]) and not given["quiet"]
+    answerer = Answerer(as_json=given["as_json"], talk=talk, interactive=typed, quiet=given["quiet"], stats=stats)
     if not typed:
         if not _all_lines(conversation, answerer):
             ctx.exit(1)

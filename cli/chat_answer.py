@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mlxgen.cli.output import prefill_bar, say, write, write_json
+from mlxgen.cli.output import prefill_bar, say, say_statistics, write, write_json
 
 if TYPE_CHECKING:
     from mlxgen.conversation import Conversation
@@ -29,10 +29,13 @@ class Stopped(Exception):
 
 
 class Answerer:
-    """Shows answers. talk: notes on standard error, dim. interactive: Ctrl-C stops an answer, not the program."""
+    """Shows answers. talk: notes on standard error, dim. interactive: Ctrl-C stops an answer, not the program.
 
-    def __init__(self, *, as_json: bool, talk: bool, interactive: bool, quiet: bool) -> None:
-        self.as_json, self.talk, self.interactive = as_json, talk, interactive
+    stats: an answer's statistics follow it, on standard error.
+    """
+
+    def __init__(self, *, as_json: bool, talk: bool, interactive: bool, quiet: bool, stats: bool = False) -> None:
+        self.as_json, self.talk, self.interactive, self.stats = as_json, talk, interactive, stats
         self._quiet, self._bar = quiet, prefill_bar(quiet)
         self._stop = False
         self.record: Generation | None = None  # of the newest answer
@@ -67,6 +70,8 @@ class Answerer:
             write_json(_entries(conversation, record, session.computed - computed, slid))
         else:
             write("\n")
+        if self.stats:
+            say_statistics(record)
         if self.talk:
             self._notes(conversation, slid)
             if _drops(session) and not dropping:

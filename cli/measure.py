@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ import mlx.core as mx
 from mlxgen.errors import MlxgenError, OptionError
 
 SIDES = ("mlxgen", "mlx-lm", "transformers", "ctranslate2")
+NEEDED = {"transformers": ("torch", "transformers"), "ctranslate2": ("torch", "transformers", "ctranslate2")}
 SHORT_PROMPT = 8  # tokens before a decode through the whole context
 REACH = 16  # tokens on either side of a context length whose durations count for it
 
@@ -47,6 +49,25 @@ class Measurement:
     decode_tps: float
     memory: int
     seconds: list[float] = field(repr=False)
+
+
+def check_peers(sides: list[str]) -> None:
+    """Raise OptionError for a peer that is not installed."""
+    for side in sides:
+        if missing := [name for name in NEEDED.get(side, ()) if find_spec(name) is None]:
+            raise OptionError(f"{side} is measured with {' and '.join(missing)}: pip install {' '.join(missing)}")
+
+
+def check_fits(folder: Path, prompt_tokens: int, new_tokens: int) -> None:
+    """Raise OptionError for a run that is longer than the model's context."""
+    from mlxgen.config import read_config
+
+    positions = read_config(folder).n_positions
+    if prompt_tokens + new_tokens > positions:
+        raise OptionError(
+            f"{prompt_tokens} prompt tokens and {new_tokens} new ones are more than the model's {positions} positions;"
+            " lower --prompt-tokens or --max-tokens"
+        )
 
 
 def measure(side: str, folder: Path, *, prompt_tokens: int, new_tokens: int, batch_size: int = 1) -> Measurement:

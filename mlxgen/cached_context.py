@@ -64,6 +64,8 @@ class CachedContext:
         given = list(cache) if cache is not None else None
         self._given = copy.deepcopy(given)  # stays empty, to start again from
         self.cache: list[Any] = given if given is not None else self._empty_cache()
+        self.surplus = 0  # newest positions that the cache would not hold if the answer under way ended here
+        self._answer: object | None = None  # which answer is under way
         self._compiled: CompiledStep | None = None
 
     @property
@@ -92,6 +94,22 @@ class CachedContext:
         if self.overflow == "slide":
             return None
         return self.model.config.n_positions - self.unknown - len(self.tokens)
+
+    def begin_answer(self) -> object:
+        """End the answer under way, if there is one, and begin another; returns what it is known by."""
+        self.settle()
+        self._answer = object()
+        return self._answer
+
+    def is_under_way(self, answer: object) -> bool:
+        """Whether nothing else was done with the context since the answer began."""
+        return self._answer is answer
+
+    def settle(self) -> None:
+        """End the answer under way: the cache then covers all but the newest of its tokens."""
+        surplus, self.surplus, self._answer = self.surplus, 0, None
+        if surplus:
+            self.take_back(surplus)
 
     def prefill(self, progress: Progress | None = None) -> mx.array:
         """Process every token not yet in the cache, in chunks; returns the last one's logits [1, V], unevaluated.

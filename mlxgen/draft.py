@@ -18,6 +18,7 @@ from mlxgen.model import Model
 from mlxgen.session import Session
 
 FIRST_GUESSES = 4
+LONGEST_PAUSE = 63  # passes
 CHECKED_PIECES = 64  # of two vocabularies that should be the same
 
 
@@ -38,10 +39,14 @@ class Draft:
         self._own.reset_to(self._context)
         self._own.forget_weights()
         self._is_first = True
+        self._pause = self._waiting = 0  # passes without guesses, while they are all wrong
         self._ahead: list[mx.array] = []  # ids [1] that its cache holds after its own tokens, right or wrong
         self._length = FIRST_GUESSES
 
     def guess(self, token: mx.array, known: bool, most: int, choose: Chooser) -> list[Guess]:
+        if self._waiting:
+            self._waiting -= 1
+            return []
         own, choose = self._own, choose.fork()
         self._follow(len(self._context) - known)
         late, first = own.tokens[own.processed :], self._is_first
@@ -62,6 +67,8 @@ class Draft:
 
     def learn(self, guesses: int, right: int) -> None:
         self._length = min(self._length + 2, MOST_GUESSES) if right == guesses else max(self._length - 1, 1)
+        self._waiting = self._pause if right == 0 else 0
+        self._pause = min(2 * self._pause + 1, LONGEST_PAUSE) if right == 0 else 0
 
     def _follow(self, end: int) -> None:
         """Make the context's first `end` tokens the own session's, keeping what was guessed right."""

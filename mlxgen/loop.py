@@ -17,7 +17,7 @@ import mlx.core as mx
 from mlxgen import backend
 from mlxgen.cached_context import Progress
 from mlxgen.chooser import Choice, Chooser, Guess
-from mlxgen.errors import NumericError
+from mlxgen.errors import NumericError, OptionError
 from mlxgen.session import Session
 from mlxgen.stop import StopText
 from mlxgen.tokenizer import Tokenizer
@@ -147,7 +147,8 @@ def steps(
     """Generate on a session whose context holds at least one token; no step at all if the context is full.
 
     While Python reads one token the device already works on the next. Wherever the caller stops, the session ends with
-    every token appended and all but the newest processed. Raises NumericError for logits that are not finite.
+    every token appended and all but the newest processed. Raises NumericError for logits that are not finite, and
+    OptionError when the session was added to, taken back or asked for another answer meanwhile.
 
     guesser: its guesses go through the network together with the newest token. Each position's logits choose as they
     always do, and as long as the guess is what was chosen, the next position's logits are those of the real context.
@@ -158,7 +159,7 @@ def steps(
         return
     most_held = session.max_kv_size or session.model.config.n_positions
     passes = 0
-    surplus = 0  # positions in the cache that it would not hold if the answer ended here
+    answer = session.begin_answer()
     try:
         with backend.wired_memory():
             choice, known = _choose(choose, session.prefill(progress), []), False
@@ -171,7 +172,7 @@ def steps(
                     if guesser and most > 0:
                         guesses = guesser.guess(choice.token, known, most, choose)
                     logits = session.process(mx.concatenate([choice.token, *(guess.token for guess in guesses)]))
-                    surplus = 1 + len(guesses)
+                    session.surplus = 1 + len(guesses)
                     passes += 1
                     if passes % CLEAR_EVERY == 0:
                         mx.clear_cache()
@@ -181,29 +182,36 @@ def steps(
                     yield step
                     if step.finish_reason:
                         return
+                    _check_use(session, answer)
                 if following is None:
                     known = True
                     continue
                 choice, known, right = following, False, 0
                 for n, guess in enumerate(guesses, 1):
                     step = reader.read(choice, min(held + n, most_held), guess, len(guesses) if n == 1 else 0)
-                    surplus -= 1
+                    session.surplus -= 1
                     yield step
                     if step.finish_reason:
                         return
+                    _check_use(session, answer)
                     known = not step.guessed
                     if known:
                         break
                     choice = _choose(choose, logits[n : n + 1], guesses[n : n + 1])
                     right = n
                 if known:  # the wrong guess and those after it
-                    session.take_back(surplus)
-                surplus = 0
+                    session.take_back(session.surplus)
+                session.surplus = 0
                 if guesser and guesses:
                     guesser.learn(len(guesses), right)
     finally:
-        if surplus:
-            session.take_back(surplus)
+        if session.is_under_way(answer):
+            session.settle()
+
+
+def _check_use(session: Session, answer: object) -> None:
+    if not session.is_under_way(answer):
+        raise OptionError("the session has been used for something else since this answer began; begin a new one")
 
 
 def _choose(choose: Chooser, logits: mx.array, guess: list[Guess]) -> Choice:

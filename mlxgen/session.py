@@ -52,6 +52,7 @@ class Session(CachedContext):
         """
         ids = token_ids(self.model, addition)
         self._check_room(len(self.tokens) + len(ids))
+        self.settle()
         self.tokens.extend(ids)
 
     def reset_to(self, prompt: str | Sequence[int]) -> None:
@@ -82,6 +83,7 @@ class Session(CachedContext):
     def stream(self, addition: str | Sequence[int] = "", **options: Unpack[Options]) -> Iterator[Step]:
         """As generate(), a token at a time. Wherever the caller stops, the session has every token it was given.
 
+        Whatever else is done with the session ends the answer: its next step is an OptionError. A fork() does not.
         Options that are refused are refused here, and the session stays as it was.
         """
         from mlxgen.generate import SESSION, prompt_ids, session_steps
@@ -101,7 +103,7 @@ class Session(CachedContext):
 
     def mark(self) -> Mark:
         """The present place, for rewind(to=...)."""
-        return Mark(len(self.tokens), self.processed)
+        return Mark(len(self.tokens), self.processed - self.surplus)
 
     def rewind(self, n_tokens: int | None = None, *, to: Mark | None = None) -> None:
         """Forget the newest n_tokens, or everything since a mark. Raises OptionError when there is no such place.
@@ -115,6 +117,7 @@ class Session(CachedContext):
         if isinstance(n_tokens, bool) or not 0 <= length <= len(self.tokens):
             asked = f"to token {length}" if to else f"{n_tokens!r} tokens"
             raise OptionError(f"cannot rewind {asked}: the session has {len(self.tokens)}")
+        self.settle()
         self._take_out(self.processed - min(self.processed, to.processed if to else length, length))
         del self.tokens[length:]
         del self.breaks[bisect_left(self.breaks, length + 1) :]
@@ -124,6 +127,7 @@ class Session(CachedContext):
         other = copy.copy(self)
         other.tokens, other.breaks = list(self.tokens), list(self.breaks)
         other.cache, other.drafting = [_copied(layer) for layer in self.cache], None
+        other.settle()  # in the midst of an answer: without what the loop is ahead
         return other
 
     def save(self, path: str | Path) -> Path:

@@ -61,6 +61,8 @@ def write(session: Session, path: str | Path, notes: Mapping[str, Any] | None = 
     """
     path = _with_suffix(Path(path))
     _check_place(path)
+    if session.surplus:  # in the midst of an answer
+        session = session.fork()
     for layer in session.cache:
         if type(layer).__name__ not in CLASSES:
             raise OptionError(f"a session on a {type(layer).__name__} cannot be saved; use mlxgen's own cache")

@@ -227,3 +227,20 @@ def test_a_place_that_cannot_be_written_is_refused(
     line = refused(tmp_path / place, folder, monkeypatch)
     assert "cannot be written" in line
     assert [file.name for file in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_run_that_does_not_fit_and_a_peer_that_is_not_there_are_told_before_anything_is_measured(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mlxgen.cli.measure.bandwidth", lambda: pytest.fail("measured"))
+    long = CliRunner().invoke(bench, ["-m", str(folder), "--prompt-tokens", "60", "-n", "10"])
+    assert "more than the model's 64 positions" in str(long.exception)
+    monkeypatch.setattr("mlxgen.cli.measure.find_spec", lambda name: None)
+    missing = CliRunner().invoke(bench, ["-m", str(folder), "--against", "transformers"])
+    assert "pip install torch transformers" in str(missing.exception)
+
+
+def test_the_memory_is_that_of_the_side_and_not_of_who_started_it(folder: Path) -> None:
+    large = bytearray(600 * 1024 * 1024)
+    large[::4096] = b"1" * len(large[::4096])
+    assert measure("mlxgen", folder, prompt_tokens=8, new_tokens=2).memory < 500 * 1024 * 1024

@@ -155,3 +155,17 @@ def test_a_long_prompt_is_read_by_the_draft_after_the_first_token_is_out(build_m
     assert session.drafting.processed == 0
     assert sum(step.guesses for step in steps) > 0
     assert session.drafting.processed > 40
+
+
+def test_a_draft_that_is_always_wrong_is_asked_less_and_less(model):
+    draft = Draft(Session(model), model)
+    passes, asked = 200, 0
+    for _ in range(passes):
+        if draft._waiting:
+            draft.guess(mx.array([0]), False, 4, None)
+        else:
+            draft.learn(4, 0)
+            asked += 1
+    assert asked < 12
+    draft.learn(4, 1)
+    assert draft._waiting == 0

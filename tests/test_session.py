@@ -171,3 +171,40 @@ def test_a_refused_option_leaves_the_session_as_it_was(model, option):
         assert session.tokens == before
     session.generate([5, 6], max_tokens=1, seed=0)
     assert session.computed == computed + 3
+
+
+@pytest.mark.parametrize("guesses", ["none", "lookahead", "draft"])
+@pytest.mark.parametrize("kind", [{}, {"max_kv_size": 9, "keep": 2}, {"overflow": "slide"}], ids=str)
+@pytest.mark.parametrize("steps", [1, 3, 4, 7, 12])
+def test_a_session_in_the_midst_of_an_answer_can_be_used_and_ends_it(model, tmp_path, guesses, kind, steps):
+    """Forked, saved, added to or asked again, it goes on from the tokens it was given; only a fork leaves it alone."""
+    options = {"none": {}, "lookahead": {"lookahead": True}, "draft": {"draft": model}}[guesses]
+    greedy = {"temperature": 0, "ignore_eos": True}
+
+    def begun():
+        session = Session(model, **kind)
+        answer = session.stream([7, 8, 9], max_tokens=30, **greedy, **options)
+        for _ in range(steps):
+            next(answer)
+        return session, answer
+
+    def fresh(tokens):
+        other = Session(model, **kind)
+        other.extend(tokens)
+        return other.generate(max_tokens=8, **greedy).tokens
+
+    session, answer = begun()
+    rest = fresh(session.tokens)
+    assert session.fork().generate(max_tokens=8, **greedy).tokens == rest
+    assert Session.load(session.save(tmp_path / "s"), model).generate(max_tokens=8, **greedy).tokens == rest
+    assert [next(answer).token for _ in range(8)] == rest  # neither ended the answer
+    for use in (lambda s: s.extend([5]), lambda s: s.rewind(1), lambda s: s.reset_to([7, 8, 1]), lambda s: None):
+        session, answer = begun()
+        use(session)
+        rest = fresh(session.tokens)
+        assert session.generate(max_tokens=8, **greedy).tokens == rest
+        with pytest.raises(OptionError, match="begin a new one"):
+            next(answer)
+        answer.close()
+        tokens = list(session.tokens)
+        assert session.generate(max_tokens=8, **greedy).tokens == fresh(tokens)
