@@ -16,14 +16,7 @@ from mlxgen.samplers import Sampling
 from mlxgen.session import Session
 
 from . import oracles
-
-RULES = [
-    {"temperature": 0},
-    {"temperature": 1.0, "top_k": None},
-    {"temperature": 0.7, "top_p": 0.9},
-    {"temperature": 1.2, "repetition_penalty": 1.3, "frequency_penalty": 0.2, "logit_bias": {3: 2.0}},
-    {"temperature": 0, "presence_penalty": 0.5},
-]
+from .test_guesses import RULES
 
 
 @pytest.fixture(scope="module")
