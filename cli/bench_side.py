@@ -33,17 +33,18 @@ def open_mlxgen(folder: Path) -> Runner:
 
     def run(prompts: Prompts, new: int) -> Iterator[object]:
         session, cache = Session(model), make_cache(decoder.config.n_layer)
-        if len(prompts) == 1:
+
+        def rows(ids: mx.array) -> mx.array:
+            return decoder.head(decoder.hidden(ids, cache)[:, -1])
+
+        alone = len(prompts) == 1
+        if alone:
             session.extend(prompts[0])
-            token = greedy(session.prefill())
-        else:
-            token = greedy(decoder.head(decoder.hidden(mx.array(prompts), cache)[:, -1]))
+        token = greedy(session.prefill() if alone else rows(mx.array(prompts)))
         for n in range(new):
             following = token
-            if n + 1 < new and len(prompts) == 1:
-                following = greedy(session.process(token))
-            elif n + 1 < new:
-                following = greedy(decoder.head(decoder.hidden(token[:, None], cache)[:, -1]))
+            if n + 1 < new:
+                following = greedy(session.process(token) if alone else rows(token[:, None]))
             mx.async_eval(token, following)
             yield token.tolist()
             token = following

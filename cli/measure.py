@@ -54,8 +54,13 @@ class Measurement:
 def check_peers(sides: list[str]) -> None:
     """Raise OptionError for a peer that is not installed."""
     for side in sides:
-        if missing := [name for name in NEEDED.get(side, ()) if find_spec(name) is None]:
-            raise OptionError(f"{side} is measured with {' and '.join(missing)}: pip install {' '.join(missing)}")
+        if packages := missing(side):
+            raise OptionError(f"{side} is measured with {' and '.join(packages)}: pip install {' '.join(packages)}")
+
+
+def missing(side: str) -> list[str]:
+    """The packages that a side is measured with and that are not installed."""
+    return [name for name in NEEDED.get(side, ()) if find_spec(name) is None]
 
 
 def check_fits(folder: Path, prompt_tokens: int, new_tokens: int) -> None:

@@ -15,13 +15,12 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from importlib.resources import files
-from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
 import mlxgen
 from mlxgen import backend
-from mlxgen.cli.measure import compare, decode, median, random_folder, ratio
+from mlxgen.cli.measure import SIDES, compare, decode, median, missing, random_folder, ratio
 
 # isort: split
 import mlx.core as mx
@@ -55,8 +54,7 @@ class Row(NamedTuple):
 
 def peers(folder: Path, runs: int) -> Iterator[Row]:
     """Decode and prefill against whoever is installed."""
-    sides = ["mlxgen", "mlx-lm"]
-    sides += [name for name in ("transformers", "ctranslate2") if find_spec(name) and find_spec("torch")]
+    sides = [side for side in SIDES if not missing(side)]
     measured = []
     for m in compare(sides, folder, prompt_tokens=PROMPT, new_tokens=NEW, runs=runs):
         measured.append(m)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 WHEEL_BLAS = "cmeel.prefix/lib/libopenblas.so"  # in site-packages, from the dependency
 SYSTEM_BLAS = "libopenblas.so.0"  # what Linux distributions call theirs
 MKL = "libmkl_rt.so*"  # from the extra of that name: it reads memory faster for a single row
-MKL_THREADING_TBB = 4  # mkl_service.h; its OpenMP would be torch's as well, and waits longer
+MKL_THREADING_TBB = 4  # mkl_service.h; quicker for a single row than its OpenMP
 NEEDED_SYMBOL = "cblas_sgemm"
 
 _wiring = threading.Lock()

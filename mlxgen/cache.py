@@ -47,18 +47,34 @@ def make_cache(n_layer: int, max_size: int | None = None, keep: int = 0) -> list
     return [RotatingKVCache(max_size, keep) for _ in range(n_layer)]
 
 
-class KVCache:
+class _Buffers:
+    """What both kinds of cache have: keys and values, None while there are none."""
+
+    keys: mx.array | None = None
+    values: mx.array | None = None
+
+    def empty(self) -> bool:
+        return self.keys is None
+
+    @property
+    def meta_state(self) -> str:
+        return ""
+
+    @property
+    def nbytes(self) -> int:
+        return 0 if self.keys is None or self.values is None else self.keys.nbytes + self.values.nbytes
+
+
+class KVCache(_Buffers):
     """Every position so far. The buffer grows by GROWTH positions and is written in place."""
 
     def __init__(self) -> None:
-        self.keys: mx.array | None = None
-        self.values: mx.array | None = None
         self.offset = 0
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Add the keys and values of the next positions; returns those of all positions."""
         start, self.offset = self.offset, self.offset + keys.shape[2]
-        capacity = -(-self.offset // GROWTH) * GROWTH
+        capacity = _capacity(self.offset)
         self.keys = _room(self.keys, keys, start, capacity)
         self.values = _room(self.values, values, start, capacity)
         self.keys[..., start : self.offset, :] = keys
@@ -68,7 +84,7 @@ class KVCache:
     def make_place(self) -> Place:
         """Room for one more position, in a cache that is not empty. What is written there comes back by `take`."""
         assert self.keys is not None and self.values is not None
-        capacity = -(-(self.offset + 1) // GROWTH) * GROWTH
+        capacity = _capacity(self.offset + 1)
         keys, values = (_room(kept, kept, self.offset, capacity) for kept in (self.keys, self.values))
         return Place(keys, values, self.offset, self.offset + 1)
 
@@ -85,9 +101,6 @@ class KVCache:
 
     def size(self) -> int:
         return self.offset
-
-    def empty(self) -> bool:
-        return self.keys is None
 
     def is_trimmable(self) -> bool:
         return True
@@ -111,14 +124,6 @@ class KVCache:
     def state(self, state: tuple[mx.array | None, mx.array | None, int]) -> None:
         self.keys, self.values, self.offset = state
 
-    @property
-    def meta_state(self) -> str:
-        return ""
-
-    @property
-    def nbytes(self) -> int:
-        return 0 if self.keys is None or self.values is None else self.keys.nbytes + self.values.nbytes
-
     @staticmethod
     def merge(caches: Sequence[KVCache]) -> Any:
         """Several rows' caches as one, for mlx-lm's BatchGenerator."""
@@ -127,7 +132,7 @@ class KVCache:
         return BatchKVCache.merge(caches)
 
 
-class RotatingKVCache:
+class RotatingKVCache(_Buffers):
     """At most `max_size` positions: the first `keep` are pinned, the rest are the newest.
 
     A query at position i reads positions j <= i with j < keep or j > i - (max_size - keep). One position at a time is
@@ -146,8 +151,6 @@ class RotatingKVCache:
         if max_size <= keep:
             raise OptionError(f"max_kv_size must be larger than keep ({keep}), not {max_size}")
         self.max_size, self.keep = max_size, keep
-        self.keys: mx.array | None = None
-        self.values: mx.array | None = None
         self.offset = 0  # positions processed; the next one's number
         self._next = 0  # where the next position is written, max_size meaning "at keep"
         self._rewound = False  # the slot at _next holds a position taken back
@@ -178,7 +181,7 @@ class RotatingKVCache:
         self.keys, self.values, self._next = self._without_slack()
         assert self.keys is not None and self.values is not None
         at = self.keep if self._next == self.max_size else self._next
-        capacity = min(self.max_size, -(-(at + 1) // GROWTH) * GROWTH)
+        capacity = min(self.max_size, _capacity(at + 1))
         keys, values = (_room(kept, kept, self._filled, capacity) for kept in (self.keys, self.values))
         return Place(keys, values, at, min(self.offset + 1, self.max_size))
 
@@ -238,9 +241,6 @@ class RotatingKVCache:
     def size(self) -> int:
         return self._filled
 
-    def empty(self) -> bool:
-        return self.keys is None
-
     def is_trimmable(self) -> bool:
         return self.offset <= self.max_size and not self._rewound
 
@@ -286,19 +286,15 @@ class RotatingKVCache:
             self.keys, self.values = (self._newest(kept[..., : self._next, :]) for kept in (self.keys, self.values))
             self._next, self._rewound = self.keys.shape[2], False
 
-    @property
-    def meta_state(self) -> str:
-        return ""
-
-    @property
-    def nbytes(self) -> int:
-        return 0 if self.keys is None or self.values is None else self.keys.nbytes + self.values.nbytes
-
 
 def _allowed(positions: mx.array, offset: int, N: int, keep: int, window: int) -> mx.array:
     """Which of the key `positions` [S] each of the N queries from `offset` may read: bool [N, S]."""
     queries = mx.arange(offset, offset + N)[:, None]
     return (positions <= queries) & ((positions < keep) | (positions > queries - window))
+
+
+def _capacity(positions: int) -> int:
+    return -(-positions // GROWTH) * GROWTH
 
 
 def _room(buffer: mx.array | None, new: mx.array, used: int, capacity: int) -> mx.array:

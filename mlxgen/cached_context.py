@@ -25,7 +25,7 @@ Overflow = Literal["stop", "slide"]
 Progress = Callable[[int, int], None]
 
 PREFILL_CHUNK = 256
-MOST_GUESSES = 15  # with the token before them 16 rows, which a device computes in little more than the time of one
+MOST_GUESSES = 15  # with the token before them 16 rows
 
 
 class CachedContext:
@@ -120,7 +120,7 @@ class CachedContext:
             raise OptionError("the context is empty; extend the session first")
         if self.processed == len(self.tokens):  # nothing new: the last token's logits are wanted again
             self._take_out(1)
-        self.forget_weights()
+        self.renew_step()
         end = len(self.tokens)
         table, offset = self.model.config.n_positions, self.cache[0].offset
         ahead = last_slide(self.processed + table - offset, end, table, self.keep, self.breaks)
@@ -144,9 +144,10 @@ class CachedContext:
             raise
         return self.model.decoder.head(hidden[:, -1])
 
-    def forget_weights(self) -> None:
-        """Look at the decoder's weights again: they may be others than at the last answer."""
-        self._compiled = None
+    def renew_step(self) -> None:
+        """Compile the step anew, where it is compiled: the weights may be others than at the last answer."""
+        compiles = self.is_own_cache and type(self.model.decoder) is GPT2 and backend.compiles_steps()
+        self._compiled = CompiledStep(self.model.decoder) if compiles else None
 
     @property
     def guessable(self) -> int:
@@ -184,17 +185,12 @@ class CachedContext:
         """The next positions through every layer: ids [1, L] -> [1, L, D]."""
         self.computed += ids.shape[1]
         try:
-            if ids.shape[1] == 1 and self.cache[0].offset and self._step_compiles:
-                self._compiled = self._compiled or CompiledStep(self.model.decoder)
+            if self._compiled and ids.shape[1] == 1 and self.cache[0].offset:
                 return self._compiled(ids, self.cache)
             return self.model.decoder.hidden(ids, self.cache)
         except BaseException:  # interrupted between two layers, which no longer agree
             self._forget()
             raise
-
-    @property
-    def _step_compiles(self) -> bool:
-        return self.is_own_cache and type(self.model.decoder) is GPT2 and backend.compiles_steps()
 
     def _take_out(self, n: int) -> None:
         """Let the cache cover n tokens fewer, or none at all if it has dropped what came before."""

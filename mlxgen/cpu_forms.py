@@ -1,9 +1,9 @@
 """The decoder's costly functions in the form that MLX's CPU backend computes fastest. Metal has fused kernels instead.
 
-There, exp takes 12 ns an element, and so do all functions built on it; multiplying, adding and shifting bits take 0.2.
-So exp is made of those: 2^t is 2^(whole part), which is written into the exponent's bits, times a polynomial of the
-rest (Cody and Waite, 1980). It is as exact as MLX's own, and four times as fast on large arrays; on small ones, where
-each operation costs the same few microseconds, MLX's own functions are used.
+There, exp costs as much as dozens of multiplications, and so do all functions built on it. So exp is made of
+multiplications, additions and shifts: 2^t is 2^(whole part), which is written into the exponent's bits, times a
+polynomial of the rest (Cody and Waite, 1980). It is as exact as MLX's own, and faster on large arrays; on small ones,
+where each operation costs the same few microseconds, MLX's own functions are used.
 """
 
 from __future__ import annotations

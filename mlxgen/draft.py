@@ -15,7 +15,7 @@ from mlxgen.cached_context import MOST_GUESSES
 from mlxgen.chooser import Chooser, Guess
 from mlxgen.errors import OptionError
 from mlxgen.model import Model
-from mlxgen.session import Session
+from mlxgen.session import Session, shared_length
 
 FIRST_GUESSES = 4
 LONGEST_PAUSE = 63  # passes
@@ -37,7 +37,7 @@ class Draft:
             session.drafting = Session(model, overflow="slide")
         self._context, self._own = session.tokens, session.drafting
         self._own.reset_to(self._context)
-        self._own.forget_weights()
+        self._own.renew_step()
         self._is_first = True
         self._pause = self._waiting = 0  # passes without guesses, while they are all wrong
         self._ahead: list[mx.array] = []  # ids [1] that its cache holds after its own tokens, right or wrong
@@ -75,8 +75,7 @@ class Draft:
         own = self._own
         tried = [cast(int, token.item()) for token in self._ahead]
         came = self._context[len(own.tokens) : end]
-        pairs = enumerate(zip(tried, came, strict=False))
-        right = next((n for n, (guess, token) in pairs if guess != token), min(len(tried), len(came)))
+        right = shared_length(tried, came)
         own.tokens.extend(tried)
         own.rewind(len(tried) - right)
         own.tokens.extend(came[right:])

@@ -157,61 +157,66 @@ def steps(
     reader = Reader(session, max_tokens, end_tokens, stop)
     if reader.limit < 1:
         return
-    most_held = session.max_kv_size or session.model.config.n_positions
-    passes = 0
     answer = session.begin_answer()
     try:
         with backend.wired_memory():
-            choice, known = _choose(choose, session.prefill(progress), []), False
-            while True:
-                held, following = session.cache_length, None
-                guesses: list[Guess] = []
-                room = reader.left - (not known)  # how many tokens may come after the choice
-                if room and (known or not session.table_is_full):  # a slide waits until it is known to be needed
-                    most = min(session.guessable, room - 1)
-                    if guesser and most > 0:
-                        guesses = guesser.guess(choice.token, known, most, choose)
-                    logits = session.process(mx.concatenate([choice.token, *(guess.token for guess in guesses)]))
-                    session.surplus = 1 + len(guesses)
-                    passes += 1
-                    if passes % CLEAR_EVERY == 0:
-                        mx.clear_cache()
-                    following = _choose(choose, logits[:1], guesses[:1])
-                if not known:
-                    step = reader.read(choice, held)
-                    yield step
-                    if step.finish_reason:
-                        return
-                    _check_use(session, answer)
-                if following is None:
-                    known = True
-                    continue
-                choice, known, right = following, False, 0
-                for n, guess in enumerate(guesses, 1):
-                    step = reader.read(choice, min(held + n, most_held), guess, len(guesses) if n == 1 else 0)
-                    session.surplus -= 1
-                    yield step
-                    if step.finish_reason:
-                        return
-                    _check_use(session, answer)
-                    known = not step.guessed
-                    if known:
-                        break
-                    choice = _choose(choose, logits[n : n + 1], guesses[n : n + 1])
-                    right = n
-                if known:  # the wrong guess and those after it
-                    session.take_back(session.surplus)
-                session.surplus = 0
-                if guesser and guesses:
-                    guesser.learn(len(guesses), right)
+            for step in _steps(session, choose, reader, progress, guesser):
+                yield step
+                if step.finish_reason is None and not session.is_under_way(answer):
+                    raise OptionError(
+                        "the session has been used for something else since this answer began; begin a new one"
+                    )
     finally:
         if session.is_under_way(answer):
             session.settle()
 
 
-def _check_use(session: Session, answer: object) -> None:
-    if not session.is_under_way(answer):
-        raise OptionError("the session has been used for something else since this answer began; begin a new one")
+def _steps(
+    session: Session, choose: Chooser, reader: Reader, progress: Progress | None, guesser: Guesser | None
+) -> Iterator[Step]:
+    """The steps themselves, the session's `surplus` being right at each of them."""
+    most_held = session.max_kv_size or session.model.config.n_positions
+    passes = 0
+    choice, known = _choose(choose, session.prefill(progress), []), False
+    while True:
+        held, following = session.cache_length, None
+        guesses: list[Guess] = []
+        room = reader.left - (not known)  # how many tokens may come after the choice
+        if room and (known or not session.table_is_full):  # a slide waits until it is known to be needed
+            most = min(session.guessable, room - 1)
+            if guesser and most > 0:
+                guesses = guesser.guess(choice.token, known, most, choose)
+            logits = session.process(mx.concatenate([choice.token, *(guess.token for guess in guesses)]))
+            session.surplus = 1 + len(guesses)
+            passes += 1
+            if passes % CLEAR_EVERY == 0:
+                mx.clear_cache()
+            following = _choose(choose, logits[:1], guesses[:1])
+        if not known:
+            step = reader.read(choice, held)
+            yield step
+            if step.finish_reason:
+                return
+        if following is None:
+            known = True
+            continue
+        choice, known, right = following, False, 0
+        for n, guess in enumerate(guesses, 1):
+            step = reader.read(choice, min(held + n, most_held), guess, len(guesses) if n == 1 else 0)
+            session.surplus -= 1
+            yield step
+            if step.finish_reason:
+                return
+            known = not step.guessed
+            if known:
+                break
+            choice = _choose(choose, logits[n : n + 1], guesses[n : n + 1])
+            right = n
+        if known:  # the wrong guess and those after it
+            session.take_back(session.surplus)
+        session.surplus = 0
+        if guesser and guesses:
+            guesser.learn(len(guesses), right)
 
 
 def _choose(choose: Chooser, logits: mx.array, guess: list[Guess]) -> Choice:

@@ -59,8 +59,7 @@ class Session(CachedContext):
         """Make the prompt the whole context, keeping what the cache holds of a beginning that both share."""
         ids = token_ids(self.model, prompt)
         self._check_room(len(ids))
-        pairs = enumerate(zip(self.tokens, ids, strict=False))
-        shared = next((at for at, (old, new) in pairs if old != new), min(len(self.tokens), len(ids)))
+        shared = shared_length(self.tokens, ids)
         self.rewind(len(self.tokens) - shared)
         self.tokens.extend(ids[shared:])
 
@@ -142,6 +141,12 @@ class Session(CachedContext):
         from mlxgen.session_file import read
 
         return read(path, model)[0]
+
+
+def shared_length(one: Sequence[int], two: Sequence[int]) -> int:
+    """How many tokens both begin with."""
+    pairs = enumerate(zip(one, two, strict=False))
+    return next((at for at, (first, second) in pairs if first != second), min(len(one), len(two)))
 
 
 def _copied(layer: Any) -> Any:

@@ -84,5 +84,17 @@ def model(build_model: Callable[..., Model]) -> Model:
 
 
 @pytest.fixture(scope="session")
+def short_model(build_model: Callable[..., Model]) -> Model:
+    """A model whose table of 32 positions is soon full."""
+    return build_model(n_positions=32)
+
+
+@pytest.fixture(scope="session")
+def draft_model(build_model: Callable[..., Model]) -> Model:
+    """Another model of the same vocabulary, with a shorter table."""
+    return build_model(seed=5, n_positions=16, n_layer=1)
+
+
+@pytest.fixture(scope="session")
 def package() -> Any:
     return mlxgen

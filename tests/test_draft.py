@@ -19,22 +19,11 @@ from . import oracles
 from .test_guesses import RULES
 
 
-@pytest.fixture(scope="module")
-def small(build_model):
-    return build_model(n_positions=32)
-
-
-@pytest.fixture(scope="module")
-def other(build_model):
-    """Another model of the same vocabulary, with a shorter table."""
-    return build_model(seed=5, n_positions=16, n_layer=1)
-
-
-def test_with_a_draft_a_seed_gives_the_same_text_again_in_every_way(small, other):
-    options = {"max_tokens": 40, "seed": 11, "overflow": "slide", "draft": other, "ignore_eos": True}
-    first = mlxgen.generate(small, [1, 2], **options)
-    assert [step.token for step in mlxgen.stream(small, [1, 2], **options)] == first.tokens
-    assert mlxgen.generate(small, [1, 2], **{**options, "seed": 12}).tokens != first.tokens
+def test_with_a_draft_a_seed_gives_the_same_text_again_in_every_way(short_model, draft_model):
+    options = {"max_tokens": 40, "seed": 11, "overflow": "slide", "draft": draft_model, "ignore_eos": True}
+    first = mlxgen.generate(short_model, [1, 2], **options)
+    assert [step.token for step in mlxgen.stream(short_model, [1, 2], **options)] == first.tokens
+    assert mlxgen.generate(short_model, [1, 2], **{**options, "seed": 12}).tokens != first.tokens
 
 
 def exact_probability(model, tokens, prompt, rules):
@@ -67,9 +56,9 @@ def test_sampled_texts_with_a_draft_are_distributed_as_the_models_own(build_mode
 
 
 @pytest.mark.parametrize("rules", RULES, ids=str)
-def test_a_draft_that_is_the_model_is_always_right(small, rules):
+def test_a_draft_that_is_the_model_is_always_right(short_model, rules):
     """Also where it draws: two equal distributions accept every guess."""
-    got = mlxgen.generate(small, [5, 6], max_tokens=29, seed=3, ignore_eos=True, draft=small, **rules)
+    got = mlxgen.generate(short_model, [5, 6], max_tokens=29, seed=3, ignore_eos=True, draft=short_model, **rules)
     assert got.accepted == got.guesses >= 20
     assert got.tokens_per_pass > 4
 
@@ -92,18 +81,18 @@ def test_a_drawn_guess_is_accepted_as_often_as_can_be_and_what_is_kept_is_the_mo
     assert ((counts - expected) ** 2 / expected).sum() < 93
 
 
-def test_a_draft_session_stays_with_the_session_and_only_new_tokens_are_drafted_from(small, other):
-    session = Session(small, overflow="slide")
-    first = session.generate([1, 2, 3], max_tokens=10, seed=1, draft=other)
+def test_a_draft_session_stays_with_the_session_and_only_new_tokens_are_drafted_from(short_model, draft_model):
+    session = Session(short_model, overflow="slide")
+    first = session.generate([1, 2, 3], max_tokens=10, seed=1, draft=draft_model)
     drafting = session.drafting
-    session.generate([9], max_tokens=10, seed=2, draft=other)
+    session.generate([9], max_tokens=10, seed=2, draft=draft_model)
     assert session.drafting is drafting and first.guesses > 0
     assert session.fork().drafting is None
     session.rewind(5)
-    plain = Session(small, overflow="slide")
+    plain = Session(short_model, overflow="slide")
     plain.extend(session.tokens)
     options = {"max_tokens": 9, "temperature": 0}
-    assert session.generate(**options, draft=other).tokens == plain.generate(**options).tokens
+    assert session.generate(**options, draft=draft_model).tokens == plain.generate(**options).tokens
 
 
 def test_a_draft_of_the_same_size_but_other_tokens_is_refused(model, tmp_path):
@@ -121,13 +110,13 @@ def test_a_draft_of_the_same_size_but_other_tokens_is_refused(model, tmp_path):
 
 
 @pytest.mark.parametrize("temperature", [0, 0.8])
-def test_a_draft_whose_logits_are_not_numbers_changes_nothing_but_the_speed(small, build_model, temperature):
+def test_a_draft_whose_logits_are_not_numbers_changes_nothing_but_the_speed(short_model, build_model, temperature):
     broken = build_model(seed=5, n_positions=32)
     broken.decoder.model.wpe.weight[6] = math.nan
-    ends = {small.config.vocab_size - 1: -math.inf}
+    ends = {short_model.config.vocab_size - 1: -math.inf}
     options = {"max_tokens": 25, "temperature": temperature, "top_k": 5, "logit_bias": ends, "logprobs": 5}
     for seed in range(5):
-        got = mlxgen.generate(small, [1, 2, 3], seed=seed, ignore_eos=True, draft=broken, **options)
+        got = mlxgen.generate(short_model, [1, 2, 3], seed=seed, ignore_eos=True, draft=broken, **options)
         for token, candidates in zip(got.tokens, got.candidates, strict=True):
             assert token in [candidate.token for candidate in candidates if candidate.kept]
 

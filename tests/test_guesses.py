@@ -36,17 +36,6 @@ RULES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def small(build_model):
-    return build_model(n_positions=32)
-
-
-@pytest.fixture(scope="module")
-def other(build_model):
-    """Another model of the same vocabulary, with a shorter table."""
-    return build_model(seed=5, n_positions=16, n_layer=1)
-
-
 class Told:
     """Guesses what the test says: partly what will come, partly not."""
 
@@ -98,10 +87,10 @@ def same(got, expected):
     data=st.data(),
 )
 def test_right_and_wrong_guesses_give_the_steps_of_the_plain_loop(
-    small, prompt, cache, rules, wrong_every, length, max_tokens, data
+    short_model, prompt, cache, rules, wrong_every, length, max_tokens, data
 ):
-    session, plain = plain_steps(small, prompt, cache, rules, max_tokens)
-    guessing, told, loop = told_steps(small, prompt, plain, cache, rules, wrong_every, length, max_tokens)
+    session, plain = plain_steps(short_model, prompt, cache, rules, max_tokens)
+    guessing, told, loop = told_steps(short_model, prompt, plain, cache, rules, wrong_every, length, max_tokens)
     leave = data.draw(st.integers(1, len(plain)) if plain else st.just(0))
     got = []
     for step in loop:
@@ -120,11 +109,11 @@ def test_right_and_wrong_guesses_give_the_steps_of_the_plain_loop(
             np.testing.assert_allclose(np.array(guessing.prefill()), np.array(session.prefill()), atol=1e-4)
 
 
-def test_right_guesses_save_passes_and_wrong_ones_are_counted(small):
+def test_right_guesses_save_passes_and_wrong_ones_are_counted(short_model):
     passes = []
-    _, plain = plain_steps(small, [1, 2], {}, {"temperature": 0}, 29)
+    _, plain = plain_steps(short_model, [1, 2], {}, {"temperature": 0}, 29)
     for wrong_every in (1, 1000):
-        _, told, loop = told_steps(small, [1, 2], plain, {}, {"temperature": 0}, wrong_every, 7, 29)
+        _, told, loop = told_steps(short_model, [1, 2], plain, {}, {"temperature": 0}, wrong_every, 7, 29)
         got = list(loop)
         same(got, plain)
         passes.append(len(got) - sum(step.guessed for step in got))
@@ -135,10 +124,10 @@ def test_right_guesses_save_passes_and_wrong_ones_are_counted(small):
 
 @pytest.mark.parametrize("how", ["stop text", "end token"])
 @pytest.mark.parametrize("length", [1, 4, 15])
-def test_an_answer_ends_in_the_midst_of_guesses_as_it_would_without(small, how, length):
-    _, plain = plain_steps(small, [7, 8], {}, {"temperature": 0}, 20)
+def test_an_answer_ends_in_the_midst_of_guesses_as_it_would_without(short_model, how, length):
+    _, plain = plain_steps(short_model, [7, 8], {}, {"temperature": 0}, 20)
     more = {"stop": [plain[6].text]} if how == "stop text" else {"end_tokens": frozenset({plain[6].token})}
-    session, _, loop = told_steps(small, [7, 8], plain, {}, {"temperature": 0}, 1000, length, 20, **more)
+    session, _, loop = told_steps(short_model, [7, 8], plain, {}, {"temperature": 0}, 1000, length, 20, **more)
     got = list(loop)
     first = next(n for n, step in enumerate(plain) if step.token == plain[6].token)
     assert [step.token for step in got] == [step.token for step in plain[: first + 1]]
@@ -146,37 +135,39 @@ def test_an_answer_ends_in_the_midst_of_guesses_as_it_would_without(small, how, 
     assert session.processed == len(session.tokens) - 1 == session.cache_length
 
 
-def test_a_processor_is_called_as_without_guesses(small):
+def test_a_processor_is_called_as_without_guesses(short_model):
     calls = []
 
     def processor(tokens, logits):
         calls.append(tokens.tolist())
         return logits
 
-    for guesses in ({}, {"lookahead": True}, {"draft": small}):
+    for guesses in ({}, {"lookahead": True}, {"draft": short_model}):
         calls.clear()
-        answer = mlxgen.generate(small, [3, 1, 4], max_tokens=20, seed=2, logits_processors=[processor], **guesses)
+        answer = mlxgen.generate(
+            short_model, [3, 1, 4], max_tokens=20, seed=2, logits_processors=[processor], **guesses
+        )
         contexts = [[3, 1, 4, *answer.tokens[:n]] for n in range(len(answer.tokens))]
         assert calls[: len(contexts)] == contexts
 
 
-def test_a_processor_that_fails_leaves_the_session_whole(small):
+def test_a_processor_that_fails_leaves_the_session_whole(short_model):
     def fail(tokens, logits):
         if len(tokens) == 12:
             raise RuntimeError("as the caller wrote it")
         return logits
 
-    _, plain = plain_steps(small, [3], {}, {"temperature": 0}, 20)
-    session = Session(small)
+    _, plain = plain_steps(short_model, [3], {}, {"temperature": 0}, 20)
+    session = Session(short_model)
     session.extend([3])
-    model_size = small.config.vocab_size
+    model_size = short_model.config.vocab_size
     choose = Chooser(Sampling(temperature=0), 1, session.tokens, model_size, processors=[fail])
     told = Told([3, *(step.token for step in plain)], 1000, 5, session)
     with pytest.raises(RuntimeError, match="as the caller"):
         list(steps(session, choose, max_tokens=20, guesser=told))
     assert session.tokens == [3, *(step.token for step in plain[: len(session.tokens) - 1])]
     assert session.processed == session.cache[0].offset <= len(session.tokens)
-    fresh = Session(small)
+    fresh = Session(short_model)
     fresh.extend(session.tokens)
     np.testing.assert_allclose(np.array(session.prefill()), np.array(fresh.prefill()), atol=1e-4)
 
@@ -187,19 +178,21 @@ def test_a_processor_that_fails_leaves_the_session_whole(small):
     way=st.sampled_from(["lookahead", "other", "itself"]),
     prompt=st.lists(st.integers(0, 4), min_size=1, max_size=20),
 )  # fmt: skip
-def test_lookahead_keeps_every_text_and_a_draft_every_greedy_one(small, other, seed, cache, rules, way, prompt):
-    guesses = {"lookahead": {"lookahead": True}, "other": {"draft": other}, "itself": {"draft": small}}[way]
+def test_lookahead_keeps_every_text_and_a_draft_every_greedy_one(
+    short_model, draft_model, seed, cache, rules, way, prompt
+):
+    guesses = {"lookahead": {"lookahead": True}, "other": {"draft": draft_model}, "itself": {"draft": short_model}}[way]
     if way != "lookahead":
         rules = {**rules, "temperature": 0}
     options = {"max_tokens": 50, "seed": seed, "ignore_eos": True, "logprobs": 1, **cache, **rules}
-    plain = mlxgen.generate(small, prompt, **options)
-    got = mlxgen.generate(small, prompt, **options, **guesses)
+    plain = mlxgen.generate(short_model, prompt, **options)
+    got = mlxgen.generate(short_model, prompt, **options, **guesses)
     assert (got.tokens, got.text, got.finish_reason) == (plain.tokens, plain.text, plain.finish_reason)
     np.testing.assert_allclose(got.logprobs, plain.logprobs, atol=1e-4)
     assert 0 <= got.accepted <= got.guesses and (plain.guesses, plain.tokens_per_pass) == (0, 1)
 
 
-def test_guesses_that_cannot_be_are_refused_before_any_work(model, small, build_model, tmp_path):
+def test_guesses_that_cannot_be_are_refused_before_any_work(model, short_model, build_model, tmp_path):
     larger = build_model(vocab_size=300)
     with pytest.raises(OptionError, match="another vocabulary"):
         mlxgen.generate(model, "a", draft=larger)
@@ -211,7 +204,7 @@ def test_guesses_that_cannot_be_are_refused_before_any_work(model, small, build_
 
     with pytest.raises(OptionError, match="leave out cache="):
         Session(model, cache=[KVCache() for _ in model.decoder.layers]).generate("a", lookahead=True)
-    for guesses in ({"lookahead": True}, {"draft": small}):
+    for guesses in ({"lookahead": True}, {"draft": short_model}):
         with pytest.raises(OptionError, match="leave it out of a batch"):
             list(mlxgen.batch(model, ["a"], **guesses))
         with pytest.raises(OptionError, match="leave it out of a batch"):
