@@ -16,16 +16,16 @@ from mlxgen.errors import MlxgenError, OptionError
 
 # name -> module and command in it, and its line in --help, which thus imports none of them.
 COMMANDS = {
-    "generate": ("mlxgen.cli.generate:generate", "Continue a prompt."),
-    "chat": ("mlxgen.cli.chat:chat", "A conversation that stays open."),
-    "trace": ("mlxgen.cli.trace:trace", "See why each token was chosen."),
-    "convert": ("mlxgen.cli.convert:convert", "Make an MLX folder of a GPT-2 checkpoint."),
-    "batch": ("mlxgen.cli.batch:batch", "Answer many prompts at once."),
-    "score": ("mlxgen.cli.score:score", "How likely is a text."),
-    "info": ("mlxgen.cli.info:info", "Layers, parameters, memory, tokenizer of a model."),
-    "bench": ("mlxgen.cli.bench:bench", "Tokens per second, memory, beside a peer's."),
-    "doctor": ("mlxgen.cli.doctor:doctor", "Device, BLAS, versions, hub, and what is slow and why."),
-    "models": ("mlxgen.cli.models:models", "The models on this machine, and the known names."),
+    "generate": ("mlxgen.cli.commands.generate:generate", "Continue a prompt."),
+    "chat": ("mlxgen.cli.commands.chat:chat", "A conversation that stays open."),
+    "trace": ("mlxgen.cli.commands.trace:trace", "See why each token was chosen."),
+    "convert": ("mlxgen.cli.commands.convert:convert", "Make an MLX folder of a GPT-2 checkpoint."),
+    "batch": ("mlxgen.cli.commands.batch:batch", "Answer many prompts at once."),
+    "score": ("mlxgen.cli.commands.score:score", "How likely is a text."),
+    "info": ("mlxgen.cli.commands.info:info", "Layers, parameters, memory, tokenizer of a model."),
+    "bench": ("mlxgen.cli.commands.bench:bench", "Tokens per second, memory, beside a peer's."),
+    "doctor": ("mlxgen.cli.commands.doctor:doctor", "Device, BLAS, versions, hub, and what is slow and why."),
+    "models": ("mlxgen.cli.commands.models:models", "The models on this machine, and the known names."),
 }
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells count

@@ -10,7 +10,7 @@ import click
 from click.core import ParameterSource
 
 if TYPE_CHECKING:
-    from mlxgen.generate import Options
+    from mlxgen.generation.answer import Options
     from mlxgen.model import Model
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -238,7 +238,7 @@ def draft_model(given: Mapping[str, Any], model: Model) -> Model | None:
     """The model of --draft, to guess for `model`. Raises OptionError for one of another vocabulary."""
     if not given["draft"]:
         return None
-    from mlxgen.draft import check_vocabulary
+    from mlxgen.generation.draft import check_vocabulary
 
     draft = open_model({**given, "model": given["draft"], "revision": None})
     check_vocabulary(model, draft)
@@ -250,8 +250,8 @@ def generation(ctx: click.Context, given: Mapping[str, Any]) -> Options:
 
     Raises OptionError for sampling rules that cannot be, before any model is opened. --draft still has to be opened.
     """
-    from mlxgen.generate import SAMPLING, Options
-    from mlxgen.samplers import Sampling
+    from mlxgen.generation.answer import SAMPLING, Options
+    from mlxgen.sampling.samplers import Sampling
 
     if given.get("lookahead") and given.get("draft"):
         raise click.UsageError("--lookahead and --draft are two ways to guess; give one of them", ctx)

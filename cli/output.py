@@ -13,8 +13,8 @@ import click
 from mlxgen.errors import MlxgenError
 
 if TYPE_CHECKING:
-    from mlxgen.cached_context import Progress
-    from mlxgen.generate import Generation
+    from mlxgen.generation.context import Progress
+    from mlxgen.generation.results import Generation
 
 CLEARED = "\r\033[K\033[?25h"  # a bar's line gone, and the cursor, which it hides, there again
 LONG_PREFILL = 512  # prompt tokens from which a progress bar is worth showing

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mlxgen.cli.output import size
-from mlxgen.trace_record import RuleEffect, Span, Trace, TracedStep
+from mlxgen.tracing.record import RuleEffect, Span, Trace, TracedStep
 
 SHOWN_CONTEXT = 24  # newest tokens of the context that a step shows
 SHOWN_PINNED = 4  # of the pinned ones before them

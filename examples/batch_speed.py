@@ -14,10 +14,10 @@ import mlxgen  # first: it loads the BLAS
 import mlx.core as mx  # isort: skip
 from mlx.utils import tree_map_with_path
 
-from mlxgen import backend
-from mlxgen.batch import batch
-from mlxgen.config import GPT2Config
-from mlxgen.decoder import GPT2
+from mlxgen import device
+from mlxgen.generation.batching import batch
+from mlxgen.network.config import GPT2Config
+from mlxgen.network.decoder import GPT2
 
 ROWS = 16
 PROMPT = 32  # tokens
@@ -48,7 +48,7 @@ def random_model() -> mlxgen.Model:
         )
     )
     mx.eval(decoder.parameters())
-    backend.prepare(decoder)  # as mlxgen.load does
+    device.lay_out_weights(decoder)  # as mlxgen.load does
     return mlxgen.Model("random", config, decoder, NoText(), frozenset())  # type: ignore[arg-type]
 
 

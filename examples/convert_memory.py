@@ -28,7 +28,7 @@ def build(folder: Path) -> None:
     import mlx.core as mx
     import torch
 
-    from mlxgen.config import GPT2Config
+    from mlxgen.network.config import GPT2Config
     from mlxgen.weights.layouts import PRODUCTS, decoder_shapes
 
     del mlxgen

@@ -12,8 +12,8 @@ import sys
 
 # mlxgen comes before MLX, to load a fast BLAS on Linux.
 import mlxgen
-from mlxgen.cache import make_cache
-from mlxgen.samplers import apply_temperature, apply_top_k, draw
+from mlxgen.network.cache import make_cache
+from mlxgen.sampling.samplers import apply_temperature, apply_top_k, draw
 
 # isort: split
 import mlx.core as mx

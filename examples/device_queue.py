@@ -10,8 +10,8 @@ import sys
 import time
 
 import mlxgen
-from mlxgen.chooser import Choice, Chooser
-from mlxgen.generate import session_steps
+from mlxgen.generation.answer import session_steps
+from mlxgen.sampling.chooser import Choice, Chooser
 
 STEPS = 12
 sent: list[float] = []  # when the graph of each step's choice was complete; it is sent off at once

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import mlxgen
-from mlxgen import backend
-from mlxgen.cli.measure import SIDES, compare, decode, median, missing, random_folder, ratio
+from mlxgen import blas, device
+from mlxgen.cli.bench.measure import SIDES, compare, decode, median, missing, random_folder, ratio
 
 # isort: split
 import mlx.core as mx
@@ -161,7 +161,7 @@ def start(folder: Path, runs: int) -> Iterator[Row]:
 
 
 def main(runs: int) -> None:
-    print(f"{backend.device_name()}, BLAS {backend.blas() or 'of MLX'}, median of {runs}")
+    print(f"{device.device_name()}, BLAS {blas.loaded_library() or 'of MLX'}, median of {runs}")
     with tempfile.TemporaryDirectory() as scratch:
         folder = random_folder(Path(scratch, "gpt2-124m"))
         show(peers(folder, runs))

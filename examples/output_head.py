@@ -8,7 +8,7 @@ token. Three tokens and two dimensions are enough to follow every number.
 """
 
 # mlxgen comes before MLX, to load a fast BLAS on Linux.
-from mlxgen.samplers import apply_temperature, apply_top_k, apply_top_p, draw, greedy
+from mlxgen.sampling.samplers import apply_temperature, apply_top_k, apply_top_p, draw, greedy
 
 # isort: split
 import mlx.core as mx

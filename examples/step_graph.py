@@ -13,10 +13,10 @@ import time
 from collections.abc import Callable
 
 # mlxgen comes before MLX, to load a fast BLAS on Linux.
-from mlxgen.cache import make_cache
-from mlxgen.compiled_step import CompiledStep
-from mlxgen.config import GPT2Config
-from mlxgen.decoder import GPT2
+from mlxgen.network.cache import make_cache
+from mlxgen.network.compiled_step import CompiledStep
+from mlxgen.network.config import GPT2Config
+from mlxgen.network.decoder import GPT2
 
 # isort: split
 import mlx.core as mx

@@ -22,8 +22,8 @@ goes on from the checkpoint as if it had never stopped.
 from pathlib import Path
 
 # mlxgen comes before MLX, to load a fast BLAS on Linux.
-from mlxgen.config import GPT2Config
-from mlxgen.decoder import GPT2
+from mlxgen.network.config import GPT2Config
+from mlxgen.network.decoder import GPT2
 
 # isort: split
 import mlx.core as mx

@@ -1,16 +1,14 @@
 """GPT-2-family text generation on MLX.
 
 Names are imported when they are first used, so that ``import mlxgen`` stays cheap. It has to come before any
-import of MLX: an optimised BLAS must be in the process first (see mlxgen.backend).
+import of MLX: an optimised BLAS must be in the process first (see mlxgen.blas).
 """
 
 import importlib
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from mlxgen import backend
+from mlxgen import blas
 
 # In a checkout the other two parts stand beside this folder. An installed copy has them inside.
 _here = Path(__file__).parent
@@ -19,102 +17,76 @@ if not (_here / "weights").is_dir() and (_here.parent / "weights" / "load.py").i
 
 __version__ = "0.1.0"
 
-backend.prepare_blas()
+blas.install_hook()
 
 if TYPE_CHECKING:
-    from mlxgen.batch import BatchGeneration, Request, batch
-    from mlxgen.cache import KVCache, RotatingKVCache
-    from mlxgen.config import GPT2Config
-    from mlxgen.decoder import GPT2
-    from mlxgen.errors import ContextError, MlxgenError, ModelError, NumericError, OptionError
-    from mlxgen.generate import Generation, generate, stream
-    from mlxgen.loop import Candidate, Step
-    from mlxgen.model import Model, load
-    from mlxgen.samplers import Sampling
-    from mlxgen.score import Score, score
-    from mlxgen.session import Session
-    from mlxgen.trace import trace
-    from mlxgen.trace_record import Trace
+    from mlxgen.errors import ContextError as ContextError
+    from mlxgen.errors import MlxgenError as MlxgenError
+    from mlxgen.errors import ModelError as ModelError
+    from mlxgen.errors import NumericError as NumericError
+    from mlxgen.errors import OptionError as OptionError
+    from mlxgen.generation.answer import generate as generate
+    from mlxgen.generation.answer import stream as stream
+    from mlxgen.generation.batching import BatchGeneration as BatchGeneration
+    from mlxgen.generation.batching import Request as Request
+    from mlxgen.generation.batching import batch as batch
+    from mlxgen.generation.loop import Candidate as Candidate
+    from mlxgen.generation.loop import Step as Step
+    from mlxgen.generation.results import Generation as Generation
+    from mlxgen.generation.session import Session as Session
+    from mlxgen.model import Model as Model
+    from mlxgen.model import load as load
+    from mlxgen.network.cache import KVCache as KVCache
+    from mlxgen.network.cache import RotatingKVCache as RotatingKVCache
+    from mlxgen.network.config import GPT2Config as GPT2Config
+    from mlxgen.network.decoder import GPT2 as GPT2
+    from mlxgen.sampling.samplers import Sampling as Sampling
+    from mlxgen.scoring import Score as Score
+    from mlxgen.scoring import score as score
+    from mlxgen.tracing.record import Trace as Trace
+    from mlxgen.tracing.tracer import trace as trace
 
-__all__ = [
-    "GPT2",
-    "BatchGeneration",
-    "Candidate",
-    "ContextError",
-    "GPT2Config",
-    "Generation",
-    "KVCache",
-    "MlxgenError",
-    "Model",
-    "ModelError",
-    "NumericError",
-    "OptionError",
-    "Request",
-    "RotatingKVCache",
-    "Sampling",
-    "Score",
-    "Session",
-    "Step",
-    "Trace",
-    "__version__",
-    "batch",
-    "generate",
-    "load",
-    "score",
-    "stream",
-    "trace",
-]
-
-# public name -> the module that defines it
-_HOME = {
-    "GPT2": "decoder",
-    "BatchGeneration": "batch",
-    "Candidate": "loop",
+# public name -> the module that defines it; the imports above tell the same to type checkers
+_DEFINED_IN = {
+    "BatchGeneration": "generation.batching",
+    "Candidate": "generation.loop",
     "ContextError": "errors",
-    "GPT2Config": "config",
-    "Generation": "generate",
-    "KVCache": "cache",
+    "GPT2": "network.decoder",
+    "GPT2Config": "network.config",
+    "Generation": "generation.results",
+    "KVCache": "network.cache",
     "MlxgenError": "errors",
     "Model": "model",
     "ModelError": "errors",
     "NumericError": "errors",
     "OptionError": "errors",
-    "Request": "batch",
-    "RotatingKVCache": "cache",
-    "Sampling": "samplers",
-    "Score": "score",
-    "Session": "session",
-    "Step": "loop",
-    "batch": "batch",
-    "Trace": "trace_record",
-    "generate": "generate",
+    "Request": "generation.batching",
+    "RotatingKVCache": "network.cache",
+    "Sampling": "sampling.samplers",
+    "Score": "scoring",
+    "Session": "generation.session",
+    "Step": "generation.loop",
+    "Trace": "tracing.record",
+    "batch": "generation.batching",
+    "generate": "generation.answer",
     "load": "model",
-    "score": "score",
-    "stream": "generate",
-    "trace": "trace",
+    "score": "scoring",
+    "stream": "generation.answer",
+    "trace": "tracing.tracer",
 }
+
+__all__ = [*_DEFINED_IN, "__version__"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name not in _DEFINED_IN:
         raise AttributeError(f"module 'mlxgen' has no attribute {name!r}")
-    if _HOME[name] != "errors":
-        backend.blas()  # a wrong MLXGEN_BLAS is told here, at the first real use
-    value = getattr(importlib.import_module(f"mlxgen.{_HOME[name]}"), name)
+    if _DEFINED_IN[name] != "errors":
+        blas.loaded_library()  # an invalid MLXGEN_BLAS is reported here, at the first real use
+    value = getattr(importlib.import_module(f"mlxgen.{_DEFINED_IN[name]}"), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
-
-
-class _Package(ModuleType):
-    """Keeps ``mlxgen.generate`` the function: importing the module of that name would hide it."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if not (name in _HOME and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from mlxgen.errors import OptionError
 
 if TYPE_CHECKING:
-    from mlxgen.config import GPT2Config
-    from mlxgen.decoder import GPT2
-    from mlxgen.tokenizer import Tokenizer
+    from mlxgen.network.config import GPT2Config
+    from mlxgen.network.decoder import GPT2
+    from mlxgen.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ import mlx.core as mx
 import tokenizers
 from mlx.utils import tree_flatten
 
-from mlxgen.config import GPT2Config
-from mlxgen.decoder import GPT2
+from mlxgen.network.config import GPT2Config
+from mlxgen.network.decoder import GPT2
 
 END = "<|endoftext|>"
 SPECIAL = (END, "<|im_start|>", "<|im_end|>")

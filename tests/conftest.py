@@ -12,10 +12,11 @@ import mlx.core as mx
 import pytest
 from hypothesis import HealthCheck, settings
 
-from mlxgen.config import GPT2Config
-from mlxgen.decoder import GPT2
+from mlxgen import device
 from mlxgen.model import Model
-from mlxgen.tokenizer import Tokenizer, load_tokenizer
+from mlxgen.network.config import GPT2Config
+from mlxgen.network.decoder import GPT2
+from mlxgen.text.tokenizer import Tokenizer, load_tokenizer
 
 from . import oracles
 from .small_hub import hub, no_network  # noqa: F401  (fixtures)
@@ -33,7 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 # Where MLX compiles for the CPU, it runs a C++ compiler; without one it leaves the operations as they are.
 needs_compiler = pytest.mark.skipif(
-    mlxgen.backend.on_cpu() and shutil.which("g++") is None, reason="MLX compiles for the CPU with g++"
+    device.on_cpu() and shutil.which("g++") is None, reason="MLX compiles for the CPU with g++"
 )
 
 SMALL = {"n_positions": 64, "n_embd": 32, "n_layer": 2, "n_head": 4}

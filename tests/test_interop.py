@@ -9,9 +9,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlxgen.cache import KVCache, RotatingKVCache, make_cache
-from mlxgen.generate import generate, session_steps
-from mlxgen.session import Session
+from mlxgen.generation.answer import generate, session_steps
+from mlxgen.generation.session import Session
+from mlxgen.network.cache import KVCache, RotatingKVCache, make_cache
 
 from . import oracles
 

@@ -9,9 +9,9 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
-from mlxgen.cache import make_cache
-from mlxgen.config import GPT2Config
-from mlxgen.samplers import greedy
+from mlxgen.network.cache import make_cache
+from mlxgen.network.config import GPT2Config
+from mlxgen.sampling.samplers import greedy
 
 HIDDEN = mx.array([[1.0, 2.0]])  # [1, D]
 HEAD = mx.array([[1.0, 0.0, -1.0], [0.0, 1.0, 0.0]])  # [D, V]
@@ -27,7 +27,7 @@ def test_one_hidden_vector_through_the_output_head():
 @pytest.mark.parametrize("tied", [True, False])
 def test_the_same_numbers_through_the_decoders_own_head(tied):
     config = GPT2Config(vocab_size=3, n_positions=4, n_embd=2, n_layer=1, n_head=1, n_inner=8, tie_word_embeddings=tied)
-    from mlxgen.decoder import GPT2
+    from mlxgen.network.decoder import GPT2
 
     decoder = GPT2(config)
     name = "model.wte.weight" if tied else "lm_head.weight"

@@ -14,9 +14,9 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from mlxgen.config import GPT2Config, Quantization
 from mlxgen.errors import ModelError
-from mlxgen.weights.headers import StoredTensor, shown
+from mlxgen.network.config import GPT2Config, Quantization
+from mlxgen.weights.files.headers import StoredTensor, shown
 
 Shape = tuple[int, ...]
 

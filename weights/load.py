@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from mlxgen import backend
-from mlxgen.config import GPT2Config, Quantization, read_config, read_json, token_ids
+from mlxgen import device
 from mlxgen.errors import ModelError
-from mlxgen.weights.headers import read_headers
-from mlxgen.weights.hub import resolve
+from mlxgen.network.config import GPT2Config, Quantization, read_config, read_json, token_ids
+from mlxgen.weights.files.headers import read_headers
+from mlxgen.weights.hub.resolve import resolve
 from mlxgen.weights.layouts import HEAD, Layout, match
 
 if TYPE_CHECKING:
-    from mlxgen.decoder import GPT2
     from mlxgen.model import Model
+    from mlxgen.network.decoder import GPT2
 
 
 def open_model(name: str, *, revision: str | None = None) -> Model:
@@ -30,12 +30,12 @@ def open_model(name: str, *, revision: str | None = None) -> Model:
     OptionError for a revision of a folder.
     """
     from mlxgen.model import Model
-    from mlxgen.tokenizer import load_tokenizer
+    from mlxgen.text.tokenizer import load_tokenizer
 
     folder = resolve(name, revision)
     decoder = open_decoder(folder)
     tokenizer = load_tokenizer(folder, n_embeddings=decoder.config.vocab_size)
-    backend.prepare(decoder)
+    device.lay_out_weights(decoder)
     ends = end_tokens(folder, decoder.config, tokenizer.eos_token_id)
     return Model(str(name), decoder.config, decoder, tokenizer, ends)
 
@@ -47,7 +47,7 @@ def open_decoder(folder: Path, *, packed: bool | None = None) -> GPT2:
     CPU backend, where products of packed weights are slow. Other weights are float32 on the CPU backend, else of
     the type that most of them are stored in. Raises ModelError.
     """
-    from mlxgen.decoder import GPT2
+    from mlxgen.network.decoder import GPT2
 
     config = read_config(folder)
     try:
@@ -64,14 +64,14 @@ def open_decoder(folder: Path, *, packed: bool | None = None) -> GPT2:
         else:
             config = replace(config, tie_word_embeddings=False)
     if packed is None:
-        packed = not backend.on_cpu()
+        packed = not device.on_cpu()
     if not packed:
         for path, entry in packing.items():
             stored[f"{path}.weight"] = _unpack(stored, path, entry)
     decoder = GPT2(config)
     if packed and packing:
         _pack_modules(decoder, packing)
-    dtype = backend.compute_dtype(_main_type(stored.values()))
+    dtype = device.compute_dtype(_main_type(stored.values()))
     decoder.load_weights([(target, _cast(array, dtype)) for target, array in stored.items()], strict=True)
     decoder.eval()
     try:

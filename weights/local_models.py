@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlxgen.config import GPT2Config, read_config
 from mlxgen.errors import ModelError
-from mlxgen.weights.hub import ALIASES, BUNDLED, BUNDLED_FOLDER
+from mlxgen.network.config import GPT2Config, read_config
+from mlxgen.weights.hub.resolve import ALIASES, BUNDLED, BUNDLED_FOLDER
 
 CONVERTED = Path("weights")  # where `mlxgen convert` writes by default
 

@@ -1,0 +1,177 @@
+"""One answer of `mlxgen chat`: streamed as it is written, stopped by Ctrl-C, told as text or as a line of JSON."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mlxgen.cli.output import prefill_bar, say, say_statistics, write, write_json
+
+if TYPE_CHECKING:
+    from mlxgen.chat.conversation import Conversation
+    from mlxgen.generation.loop import Step
+    from mlxgen.generation.results import Generation
+    from mlxgen.generation.session import Session
+
+
+# Characters with which a model could move the cursor, or worse, become the sign for an unknown one.
+CONTROL = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+
+
+class Stopped(Exception):
+    """Ctrl-C while the prompt was being read."""
+
+
+class Answerer:
+    """Shows answers. talk: notes on standard error, dim. interactive: Ctrl-C stops an answer, not the program.
+
+    stats: an answer's statistics follow it, on standard error.
+    """
+
+    def __init__(self, *, as_json: bool, talk: bool, interactive: bool, quiet: bool, stats: bool = False) -> None:
+        self.as_json, self.talk, self.interactive, self.stats = as_json, talk, interactive, stats
+        self._quiet, self._bar = quiet, prefill_bar(quiet)
+        self._stop = False
+        self.record: Generation | None = None  # of the newest answer
+
+    def answer(self, conversation: Conversation, begin: Callable[[], Iterator[Step]]) -> None:
+        """Run the steps that `begin` starts, and show what comes."""
+        from mlxgen.generation.results import Recorder
+
+        self._bar = prefill_bar(self._quiet)
+        conversation.options["progress"] = self._progress
+        session = conversation.session
+        slides, computed, dropping = session.slides, session.computed, _drops(session)
+        with self._interrupts():
+            steps = begin()
+            turn = conversation.turns[-1]
+            recorder = Recorder(turn.user, session.tokens[session.processed :], turn.seed)
+            shown = _Shown(conversation.template.speaks, sys.stdout.isatty())
+            try:
+                for step in steps:
+                    recorder.add(step)
+                    if not self.as_json:
+                        write(shown.of(step.text))
+                    if self._stop:
+                        break
+            except Stopped:
+                pass
+            finally:
+                steps.close()  # type: ignore[attr-defined]  # a generator: it puts the session in order
+        record = self.record = recorder.finish()
+        slid = session.slides - slides
+        if self.as_json:
+            write_json(_entries(conversation, record, session.computed - computed, slid))
+        else:
+            write("\n")
+        if self.stats:
+            say_statistics(record)
+        if self.talk:
+            self._notes(conversation, slid)
+            if _drops(session) and not dropping:
+                kept = f"the first {session.cache_keep} tokens and " if session.cache_keep else ""
+                self.note(
+                    f"(longer than --max-kv-size {session.max_kv_size}: only {kept}the newest are read from here on)"
+                )
+
+    def refused(self, number: int, line: str, error: Exception) -> None:
+        """Say why a line of standard input got no answer."""
+        if self.as_json:
+            write_json({"line": number, "user": line, "error": str(error)})
+        else:
+            say(f"Error: line {number}: {' '.join(str(error).split())}")
+
+    def note(self, text: str) -> None:
+        """A dim line on standard error, where notes are wanted."""
+        if self.talk:
+            say(click.style(text, dim=True))
+
+    def _notes(self, conversation: Conversation, slid: int) -> None:
+        turn = conversation.turns[-1]
+        if slid:
+            unread = conversation.unread
+            gone = f": {_turns(unread)} no longer read in full" if unread else ""
+            self.note(f"(the conversation is longer than the model's context and slid{gone})")
+        if turn.finish_reason == "interrupted":
+            self.note("(stopped)")
+        elif turn.finish_reason == "context":
+            self.note("(the context is full; /undo, /reset, or start with --overflow slide)")
+
+    def _progress(self, done: int, total: int) -> None:
+        if self._bar:
+            self._bar(done, total)
+        if self._stop:
+            raise Stopped
+
+    @contextmanager
+    def _interrupts(self) -> Iterator[None]:
+        """Ctrl-C asks the answer to stop at the next step; a second one does not wait for it."""
+        self._stop = False
+        if not self.interactive:
+            yield
+            return
+
+        def ask(number: int, frame: FrameType | None) -> None:
+            if self._stop:
+                raise KeyboardInterrupt
+            self._stop = True
+
+        before = signal.signal(signal.SIGINT, ask)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+
+class _Shown:
+    """An answer's text as it is shown: without the space before it, and on a terminal without control characters."""
+
+    def __init__(self, strip: bool, on_terminal: bool) -> None:
+        self._strip, self._on_terminal = strip, on_terminal
+
+    def of(self, text: str) -> str:
+        if self._on_terminal:
+            text = text.translate(CONTROL)
+        if self._strip:
+            text = text.lstrip()
+            self._strip = not text
+        return text
+
+
+def _drops(session: Session) -> bool:
+    """Whether a rotating cache has begun to drop tokens."""
+    return session.max_kv_size is not None and session.cache[0].offset > session.max_kv_size
+
+
+def _turns(numbers: list[int]) -> str:
+    first, last = numbers[0], numbers[-1]
+    return f"turn {first} is" if first == last else f"turns {first} to {last} are"
+
+
+def _entries(conversation: Conversation, record: Generation, computed: int, slid: int) -> dict[str, Any]:
+    turn = conversation.turns[-1]
+    return {
+        "turn": len(conversation.turns),
+        "user": turn.user,
+        "text": turn.answer.strip() if conversation.template.speaks else turn.answer,
+        "finish_reason": turn.finish_reason,
+        "seed": turn.seed,
+        "attempt": turn.attempt,
+        "tokens": record.tokens,
+        "prompt_tokens": len(record.prompt_tokens),
+        "generated_tokens": len(record.tokens),
+        "computed_positions": computed,
+        "context_length": len(conversation.session.tokens),
+        "cache_length": conversation.session.cache_length,
+        "slides": slid,
+        "prompt_tps": record.prompt_tps,
+        "generation_tps": record.generation_tps,
+        "guesses": record.guesses,
+        "accepted": record.accepted,
+    }

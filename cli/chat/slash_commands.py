@@ -1,0 +1,187 @@
+"""The /commands of `mlxgen chat`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlxgen.cli.output import guesses_in_words, say, size
+from mlxgen.errors import OptionError
+
+if TYPE_CHECKING:
+    from mlxgen.chat.conversation import Conversation
+    from mlxgen.cli.chat.answerer import Answerer
+    from mlxgen.generation.loop import Step
+
+Ask = Callable[[str], str]
+
+SETTINGS = (
+    "max_tokens",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "ignore_eos",
+    "seed",
+)
+OFF = ("off", "none")
+TRUTH = {"on": True, "true": True, "yes": True, "off": False, "false": False, "no": False}
+
+
+class Leave(Exception):
+    """The user wants to go."""
+
+
+class Commands:
+    """What each command does to the conversation. ask: the input line, for /edit; None without a terminal."""
+
+    def __init__(self, conversation: Conversation, answerer: Answerer, ask: Ask | None = None) -> None:
+        self.conversation, self.answerer, self.ask = conversation, answerer, ask
+
+    def run(self, line: str) -> None:
+        """Run a line that begins with "/". Raises OptionError for what is no command, Leave for /exit."""
+        word, _, rest = line.partition(" ")
+        command = COMMANDS.get(word)
+        if command is None:
+            raise OptionError(f"there is no command {word}; /help lists them (a text may begin with // for a slash)")
+        command[0](self, rest.strip())
+
+    def help(self, rest: str) -> None:
+        """this list"""
+        width = max(len(f"{name} {takes}") for name, (_, takes) in COMMANDS.items())
+        for name, (command, takes) in COMMANDS.items():
+            say(f"{f'{name} {takes}'.ljust(width)}  {command.__doc__}")
+        say("Enter sends; Alt-Enter or \\ and Enter begins a new line; Ctrl-C stops an answer; Ctrl-D leaves.")
+
+    def reset(self, rest: str) -> None:
+        """begin again; the system text stays"""
+        self.conversation.reset()
+        self.answerer.note("(a new conversation)")
+
+    def undo(self, rest: str) -> None:
+        """take the last turn back"""
+        turn = self.conversation.undo()
+        self.answerer.note(f"(taken back: {_short(turn.user)})")
+
+    def retry(self, rest: str) -> None:
+        """another answer to the same words"""
+        self._answer(self.conversation.retry)
+
+    def edit(self, rest: str) -> None:
+        """change your last words, and have them answered again"""
+        if not self.conversation.turns:
+            raise OptionError("there is nothing to edit: the conversation is empty")
+        words = rest or (self.ask(self.conversation.turns[-1].user) if self.ask else "")
+        if not words.strip():
+            raise OptionError("nothing to say instead: /edit TEXT")
+        self._answer(lambda: self.conversation.edit(words))
+
+    def save(self, rest: str) -> None:
+        """write the conversation to a file, cache included"""
+        self.answerer.note(f"(saved to {self.conversation.save(_file(rest, 'save'))})")
+
+    def load(self, rest: str) -> None:
+        """go on with a saved conversation"""
+        self.conversation.load(_file(rest, "load"))
+        self.answerer.note(f"(loaded: {len(self.conversation.turns)} turns, nothing has to be read again)")
+
+    def set(self, rest: str) -> None:
+        """change an option, such as temperature=0.7 or top_p=off; alone, show them"""
+        if not rest:
+            options: Any = self.conversation.options
+            values = {name: options.get(name) for name in SETTINGS} | {"seed": self.conversation.seed}
+            say("  ".join(f"{name}={'off' if value is None else value}" for name, value in values.items()))
+            return
+        for word in rest.split():
+            self._set_one(word)
+
+    def stats(self, rest: str) -> None:
+        """tokens, speed and memory"""
+        import mlx.core as mx
+
+        conversation, session, record = self.conversation, self.conversation.session, self.answerer.record
+        table = session.model.config.n_positions
+        say(f"Turns: {len(conversation.turns)}. Context: {len(session.tokens):,} tokens. Slides: {session.slides}")
+        say(f"Cache: {session.cache_length:,} of {table:,} positions, {size(session.nbytes)}")
+        say(f"Processed so far: {session.computed:,} positions. Peak memory: {size(mx.get_peak_memory())}")
+        if record:
+            speed = f"{record.generation_tps:.1f} tokens/s, seed {record.seed}"
+            say(f"Last answer: {len(record.prompt_tokens)} new prompt tokens, {len(record.tokens)} generated, {speed}")
+            if record.guesses:
+                say(f"Guesses: {guesses_in_words(record)}")
+
+    def system(self, rest: str) -> None:
+        """set the text that stands before the conversation; alone, remove it"""
+        self.conversation.system = rest
+        self.answerer.note("(from the next turn on)" if self.conversation.turns else "(set)" if rest else "(removed)")
+
+    def exit(self, rest: str) -> None:
+        """leave (so does Ctrl-D)"""
+        raise Leave
+
+    def _answer(self, begin: Callable[[], Iterator[Step]]) -> None:
+        self.answerer.answer(self.conversation, begin)
+
+    def _set_one(self, word: str) -> None:
+        from mlxgen.generation.answer import SAMPLING
+        from mlxgen.sampling.chooser import checked_seed
+        from mlxgen.sampling.samplers import Sampling
+
+        name, equals, text = word.partition("=")
+        name = name.replace("-", "_")
+        if not equals or name not in SETTINGS:
+            raise OptionError(f"cannot set {word!r}: /set NAME=VALUE with NAME one of {', '.join(SETTINGS)}")
+        value = _value(name, text)
+        if name == "seed":
+            self.conversation.seed = checked_seed(value)
+            return
+        if name == "max_tokens" and (not isinstance(value, int) or value < 1):
+            raise OptionError(f"max_tokens must be a whole number of at least 1, not {text}")
+        options: dict[str, Any] = {**self.conversation.options, name: value}
+        Sampling(**{key: options[key] for key in SAMPLING if key in options})
+        self.conversation.options = options  # type: ignore[assignment]  # SETTINGS are names of Options
+
+
+COMMANDS: dict[str, tuple[Callable[[Commands, str], None], str]] = {
+    "/help": (Commands.help, ""),
+    "/reset": (Commands.reset, ""),
+    "/undo": (Commands.undo, ""),
+    "/retry": (Commands.retry, ""),
+    "/edit": (Commands.edit, "[TEXT]"),
+    "/save": (Commands.save, "FILE"),
+    "/load": (Commands.load, "FILE"),
+    "/set": (Commands.set, "NAME=VALUE"),
+    "/stats": (Commands.stats, ""),
+    "/system": (Commands.system, "[TEXT]"),
+    "/exit": (Commands.exit, ""),
+}
+
+
+def _value(name: str, text: str) -> Any:
+    if name == "ignore_eos":
+        if text.lower() not in TRUTH:
+            raise OptionError(f"ignore_eos is on or off, not {text!r}")
+        return TRUTH[text.lower()]
+    if text.lower() in OFF and name not in ("temperature", "max_tokens"):
+        return None
+    for number in (int, float):
+        try:
+            return number(text)
+        except ValueError:
+            continue
+    raise OptionError(f"{name} takes a number, not {text!r}")
+
+
+def _file(rest: str, command: str) -> Path:
+    if not rest:
+        raise OptionError(f"/{command} needs the name of a file")
+    return Path(rest).expanduser()
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= 60 else line[:57] + "..."

@@ -1,0 +1,193 @@
+"""`mlxgen batch`: a file of prompts in, a file of answers out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mlxgen.cli.options import generation, generation_options, model_options, open_model
+
+if TYPE_CHECKING:
+    from mlxgen.cli.jsonl.reader import Line
+    from mlxgen.cli.jsonl.runner import Outcome, Work
+    from mlxgen.generation.answer import Options
+    from mlxgen.generation.batching import BatchGeneration, Request
+    from mlxgen.model import Model
+
+# What a line may set for itself, besides its prompt.
+LINE_OPTIONS = (
+    "max_tokens",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+    "stop",
+    "ignore_eos",
+)
+RESULT = frozenset({"tokens", "sample"})  # what shows that an object is a result of this command
+LINE_KEYS = ("prompt", "id", *LINE_OPTIONS, "num_samples", "metadata")
+
+
+@click.command(short_help="Answer many prompts at once.")
+@click.argument("source", metavar="[IN]", default="-")
+@click.option(
+    "-o", "--output", default="-", metavar="OUT", help='Where the answers go; "-", the default, is standard output.'
+)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["auto", "jsonl", "text"]),
+    default="auto",
+    show_default=True,
+    help="What a line of IN is: JSON, or the prompt itself. auto goes by the file's name, or its first line.",
+)
+@click.option(
+    "--batch-size",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Rows at once.  [default: what fits into memory, at most 32]",
+)
+@click.option(
+    "--num-samples",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Answers to each prompt, each with a seed of its own that follows from the prompt's.",
+)
+@click.option("--logprobs", is_flag=True, help="Add each token's natural log-probability under the model.")
+@click.option("--overwrite", is_flag=True, help="Start anew instead of going on with what OUT holds.")
+@model_options
+@generation_options
+@click.option("-q", "--quiet", is_flag=True, help="Nothing on standard error but errors.")
+@click.pass_context
+def batch(ctx: click.Context, /, source: str, **given: Any) -> None:
+    """Answer every prompt of IN (a file, or "-" for standard input), many at once.
+
+    A line of IN is a JSON string, or an object with prompt (text or token ids) and any of id, max_tokens, temperature,
+    top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty, seed, stop, ignore_eos, num_samples,
+    metadata; or, in a text file, the prompt itself. What a line does not say comes from the options.
+
+    OUT gets an object for each answer: id (the line's, or its number), sample (from 0), prompt, text, tokens (ids),
+    finish_reason (stop, length, context), seed (null for greedy), prompt_tokens, generated_tokens, with --logprobs
+    logprobs, metadata where the line had it, and request, a name for what was asked. A line that cannot be answered
+    gets id, line (its number) and error, the rest goes on, and the exit status is 1.
+
+    Every answer is written at once. The same command again goes on where it was interrupted, and tries lines anew that
+    failed or now ask for something else; with --seed (or --greedy) the outcome is that of an uninterrupted run. At the
+    end OUT holds the answers to IN, in its order. Standard output gets the answers in order.
+
+    mlx.launch runs it on several machines: each takes every N-th line, and the first one writes OUT.
+    """
+    from mlxgen.cli.jsonl.runner import process
+
+    options = generation(ctx, given)
+    options.pop("logprobs", None)  # here it is not a number of candidates
+
+    def prepare() -> Work:
+
+        model = open_model(given)
+        return lambda lines, ordered: answers(model, lines, ordered, options, given)
+
+    process(
+        source,
+        given["output"],
+        prepare,
+        form=given["form"],
+        text_key="prompt",
+        overwrite=given["overwrite"],
+        quiet=given["quiet"],
+        kinds=[RESULT],
+        options={**options, "model": given["model"], "revision": given["revision"], "with_logprobs": given["logprobs"]},
+    )
+
+
+def answers(
+    model: Model, lines: Iterable[Line], ordered: bool, options: Options, given: Mapping[str, Any]
+) -> Iterator[Outcome]:
+    """The lines' answers and failures, as they come or in order."""
+    from mlxgen.cli.jsonl.runner import Outcome
+    from mlxgen.errors import MlxgenError
+    from mlxgen.generation.batching import Failure, outcomes
+
+    asked: list[Line] = []
+    left: list[int] = []  # answers to come to each of them
+    finished = 0
+
+    def requests() -> Iterator[Request | MlxgenError]:
+        nonlocal finished
+        for line in lines:
+            try:
+                request = _request(line, given["num_samples"])
+            except MlxgenError as error:
+                asked.append(line)
+                left.append(1)
+                yield error
+                continue
+            if count := (request.num_samples or 1) - len(request.skip):
+                asked.append(line)
+                left.append(count)
+                yield request
+            else:
+                finished += 1
+
+    for found in outcomes(model, requests(), batch_size=given["batch_size"], ordered=ordered, **options):
+        line = asked[found.index]
+        left[found.index] -= left[found.index] if isinstance(found, Failure) and found.sample is None else 1
+        finished += left[found.index] == 0
+        if isinstance(found, Failure):
+            yield Outcome(line, {}, found.error, finished=finished)
+        else:
+            greedy = line.entries.get("temperature", options["temperature"]) == 0
+            yield Outcome(line, _entries(found, line, greedy, given["logprobs"]), None, len(found.tokens), finished)
+
+
+def _request(line: Line, num_samples: int) -> Request:
+    """What a line asks for. Raises its error, or OptionError for entries that are not what they should be."""
+    from mlxgen.errors import OptionError
+    from mlxgen.generation.batching import Request
+
+    if line.error:
+        raise line.error
+    entries = line.entries
+    if unknown := sorted(set(entries) - set(LINE_KEYS)):
+        raise OptionError(f"unknown key {unknown[0]!r}; a line has {', '.join(LINE_KEYS)} (own data under metadata)")
+    prompt = entries.get("prompt")
+    if not isinstance(prompt, str | list):
+        raise OptionError("prompt must be text or a list of token ids" if "prompt" in entries else "prompt is missing")
+    count = entries.get("num_samples", num_samples)
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise OptionError(f"num_samples must be a whole number of at least 1, not {count!r}")
+    options: Options = {name: entries[name] for name in LINE_OPTIONS if name in entries}  # type: ignore[assignment]
+    stop = options.get("stop", ())
+    if not isinstance(stop, str) and not (
+        isinstance(stop, list | tuple) and all(isinstance(text, str) for text in stop)
+    ):
+        raise OptionError(f"stop must be a text or a list of texts, not {stop!r}")
+    if not isinstance(options.get("ignore_eos", False), bool):
+        raise OptionError(f"ignore_eos must be true or false, not {options['ignore_eos']!r}")
+    return Request(prompt, options, count, skip=frozenset(sample for sample in line.done if sample < count))
+
+
+def _entries(answer: BatchGeneration, line: Line, greedy: bool, logprobs: bool) -> dict[str, Any]:
+    entries: dict[str, Any] = {
+        "sample": answer.sample,
+        "prompt": answer.prompt,
+        "text": answer.text,
+        "tokens": answer.tokens,
+        "finish_reason": answer.finish_reason,
+        "seed": None if greedy else answer.seed,
+        "prompt_tokens": len(answer.prompt_tokens),
+        "generated_tokens": len(answer.tokens),
+    }
+    if logprobs:
+        entries["logprobs"] = answer.logprobs
+    if "metadata" in line.entries:
+        entries["metadata"] = line.entries["metadata"]
+    return entries

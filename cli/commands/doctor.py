@@ -1,0 +1,109 @@
+"""`mlxgen doctor`: what mlxgen runs on here, and what would make it slow or stop it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from importlib import metadata
+from typing import Any
+
+import click
+
+from mlxgen.cli.output import size, write, write_json
+from mlxgen.errors import OptionError
+
+PACKAGES = ("mlxgen", "mlx", "mlx-lm", "tokenizers", "huggingface-hub", "transformers", "torch")
+
+
+@click.command(short_help="Device, BLAS, versions, hub, and what is slow and why.")
+@click.option("--offline", is_flag=True, help="Do not try to reach the hub.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of text.")
+def doctor(offline: bool, as_json: bool) -> None:
+    """Show the device, the BLAS, versions, the hub's cache and whether it answers, then advice.
+
+    --json prints one object with these keys: system, python, device, memory (bytes), compute_dtype (of a float16
+    checkpoint), blas (a path, or null for MLX's own), versions (null where not installed), hub (its address, whether it
+    was reached, and its cache folder), advice (a list of sentences; empty when all is well).
+    """
+    entries = examine(offline)
+    if as_json:
+        write_json(entries)
+        return
+    versions = ", ".join(f"{name} {version or '-'}" for name, version in entries["versions"].items())
+    hub = entries["hub"]
+    reached = {True: "reached", False: "not reached", None: "not tried"}[hub["reached"]]
+    lines = [
+        ("system", f"{entries['system']}, Python {entries['python']}"),
+        ("device", f"{entries['device']}, {size(entries['memory'])} of memory"),
+        ("computes", f"in {entries['compute_dtype']} what is stored as float16"),
+        ("BLAS", entries["blas"] or "MLX's own"),
+        ("versions", versions),
+        ("hub", f"{hub['address']} {reached}; cache {hub['cache']}"),
+    ]
+    write("".join(f"{name:<10}{value}\n" for name, value in lines))
+    write("".join(f"\n{sentence}\n" for sentence in entries["advice"]) or "\nAll is well.\n")
+
+
+def examine(offline: bool) -> dict[str, Any]:
+    """What `mlxgen doctor --json` prints."""
+    import mlx.core as mx
+    from huggingface_hub import constants
+
+    from mlxgen import blas, device
+
+    library, trouble = None, []
+    try:
+        library = blas.loaded_library()
+    except OptionError as error:
+        trouble.append(str(error))
+    reached = None if offline or constants.HF_HUB_OFFLINE else _reached(constants.ENDPOINT)
+    versions = {name: _version(name) for name in PACKAGES}
+    return {
+        "system": platform.platform(terse=True) + " " + platform.machine(),
+        "python": platform.python_version(),
+        "device": device.device_name(),
+        "memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "compute_dtype": str(device.compute_dtype(mx.float16)).removeprefix("mlx.core."),
+        "blas": library,
+        "versions": versions,
+        "hub": {"address": constants.ENDPOINT, "reached": reached, "cache": constants.HF_HUB_CACHE},
+        "advice": trouble + _advice(device.on_cpu(), library, reached, versions),
+    }
+
+
+def _advice(on_cpu: bool, blas: str | None, reached: bool | None, versions: dict[str, str | None]) -> list[str]:
+    advice = []
+    if sys.platform == "linux" and blas is None:
+        advice.append(
+            "Slow: MLX uses its reference BLAS. Unset MLXGEN_BLAS, install OpenBLAS, or name a library in MLXGEN_BLAS."
+        )
+    if sys.platform == "linux" and blas and "mkl" not in blas and platform.machine() == "x86_64":
+        advice.append('Decoding one text is quicker with MKL (200 MB, not free software): pip install "mlxgen[mkl]".')
+    if sys.platform == "darwin" and on_cpu:
+        advice.append("Slow: MLX computes on the CPU of a Mac. Leave its default device, the GPU, as it is.")
+    if sys.platform == "darwin" and platform.machine() != "arm64":
+        advice.append("Slow: this Python is not built for Apple silicon. Install an arm64 Python.")
+    if reached is False:
+        advice.append(
+            "The hub was not reached; models that are cached, local or bundled still open. Check the network."
+        )
+    return advice
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _reached(address: str) -> bool:
+    """Whether the hub answers at all within a few seconds, whatever it says."""
+    from huggingface_hub import get_session
+
+    try:
+        get_session().head(address, timeout=5)
+    except Exception:  # every client library has its own errors for "no"
+        return False
+    return True

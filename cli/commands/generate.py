@@ -1,0 +1,166 @@
+"""`mlxgen generate`: a prompt in, text out."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mlxgen.cli.options import (
+    draft_model,
+    generation,
+    generation_options,
+    guess_options,
+    model_options,
+    open_model,
+    output_options,
+)
+from mlxgen.cli.output import chatty, prefill_bar, say, say_statistics, write, write_json
+from mlxgen.cli.prompt import read_prompt
+
+if TYPE_CHECKING:
+    from mlxgen.generation.answer import Options
+    from mlxgen.generation.loop import Step
+    from mlxgen.generation.results import Generation
+    from mlxgen.model import Model
+
+FULL_HINT = "Hint: the prompt fills all {:,} positions of the model; --overflow slide goes on from there."
+SPACE_HINT = "Hint: the prompt ends in a space, but GPT-2's tokens begin with theirs: text goes better without it."
+
+
+@click.command(short_help="Continue a prompt.")
+@click.argument("prompt", required=False)
+@model_options
+@generation_options
+@guess_options
+@click.option(
+    "--num-samples",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Several answers, each with a seed of its own that follows from --seed.",
+)
+@click.option(
+    "--echo/--no-echo", default=None, help="Show the prompt before the answer.  [default: only on a terminal]"
+)
+@click.option(
+    "--logprobs",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="N",
+    help="Report the N most probable tokens of each step: on standard error, or in --json.",
+)
+@output_options
+@click.pass_context
+def generate(ctx: click.Context, /, prompt: str | None, **given: Any) -> None:
+    """Continue PROMPT, which is the argument or else standard input ("-" for standard input).
+
+    The answer goes to standard output as it is generated, then one line break; an empty line stands between samples.
+
+    --json prints one object for each sample, with these keys: model, prompt, text (the answer alone), tokens
+    (ids), logprobs (natural logs under the model, one a token), candidates (with --logprobs: for each token a
+    list of token, text, probability, rule_probability, kept), finish_reason (stop, length, context), sample
+    (from 0), seed, prompt_tokens, generated_tokens, prompt_tps, generation_tps (tokens per second), peak_memory
+    (bytes), guesses and accepted (tokens guessed by --lookahead or --draft, and how many were right).
+
+    --lookahead changes how soon the text comes and not the text. So does --draft for greedy text; sampled text keeps
+    its distribution, but a seed gives another one than without the draft.
+    """
+    import mlxgen
+    from mlxgen.sampling.chooser import sample_seeds
+
+    text = read_prompt(prompt)
+    options = generation(ctx, given)
+    if given["as_json"] and given["echo"]:
+        raise click.UsageError("--json has the prompt as a key of its own; leave out --echo")
+    if given["logprobs"] and given["quiet"] and not given["as_json"]:
+        raise click.UsageError(
+            "--logprobs goes to standard error, which --quiet keeps empty; give one of them, or --json"
+        )
+    seeds = sample_seeds(given["seed"], given["num_samples"])
+    quiet, as_json = given["quiet"], given["as_json"]
+    talk = chatty(given["stats"], quiet)
+    if talk and text.endswith(" "):
+        say(SPACE_HINT)
+    model = open_model(given)
+    options["draft"] = draft_model(given, model)
+    echo = given["echo"] if given["echo"] is not None else sys.stdout is not None and sys.stdout.isatty()
+    options["progress"] = prefill_bar(quiet)
+    for sample, seed in enumerate(seeds):
+        options["seed"] = seed
+        if as_json:
+            record = mlxgen.generate(model, text, **options)
+            write_json(_entries(model, record, sample))
+        else:
+            write("\n" if sample else "")
+            record = _stream(model, text, options, text if echo else "")
+            if options["logprobs"] and not quiet:
+                _say_candidates(model, record)
+        if record.finish_reason == "context" and not record.tokens and not quiet:
+            say(FULL_HINT.format(model.config.n_positions))
+        if talk:
+            say_statistics(record)
+
+
+def _stream(model: Model, prompt: str, options: Options, shown_first: str) -> Generation:
+    """Generate, showing each piece of text as soon as it is certain."""
+    from mlxgen.generation.answer import prompt_ids, stream
+    from mlxgen.generation.results import Recorder
+
+    recorder = Recorder(prompt, prompt_ids(model, prompt), options["seed"] or 0)
+    steps: Iterator[Step] = stream(model, prompt, **options)
+    write(shown_first)
+    for step in steps:
+        recorder.add(step)
+        if step.text:
+            write(step.text)
+    write("\n")
+    return recorder.finish()
+
+
+def _entries(model: Model, record: Generation, sample: int) -> dict[str, Any]:
+    return {
+        "model": model.name,
+        "prompt": record.prompt,
+        "text": record.text,
+        "tokens": record.tokens,
+        "logprobs": record.logprobs,
+        "candidates": [
+            [
+                {
+                    "token": candidate.token,
+                    "text": candidate.text,
+                    "probability": candidate.probability,
+                    "rule_probability": candidate.rule_probability,
+                    "kept": candidate.kept,
+                }
+                for candidate in candidates
+            ]
+            for candidates in record.candidates
+        ],
+        "finish_reason": record.finish_reason,
+        "sample": sample,
+        "seed": record.seed,
+        "prompt_tokens": len(record.prompt_tokens),
+        "generated_tokens": len(record.tokens),
+        "prompt_tps": record.prompt_tps,
+        "generation_tps": record.generation_tps,
+        "peak_memory": record.peak_memory,
+        "guesses": record.guesses,
+        "accepted": record.accepted,
+    }
+
+
+def _say_candidates(model: Model, record: Generation) -> None:
+    """A line a step: the chosen token and its log-probability, then the candidates; a cut one is in brackets."""
+    for token, logprob, candidates in zip(record.tokens, record.logprobs, record.candidates, strict=True):
+        shown = (
+            f"{candidate.text!r} {candidate.probability:.3f}"
+            if candidate.kept
+            else f"({candidate.text!r} {candidate.probability:.3f})"
+            for candidate in candidates
+        )
+        say(f"{model.tokenizer.decode([token])!r} {logprob:.3f}: {', '.join(shown)}")

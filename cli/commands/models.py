@@ -1,0 +1,62 @@
+"""`mlxgen models`: what is on this machine, and the names that can be downloaded."""
+
+from __future__ import annotations
+
+import click
+
+from mlxgen.cli.output import size, write, write_json
+
+
+@click.command(short_help="The models on this machine, and the known names.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line instead of text.")
+def models(as_json: bool) -> None:
+    """List the GPT-2 models on this machine with their size on disk, and the aliases that can be downloaded.
+
+    Models are the bundled one, the folders in ./weights (where `mlxgen convert` writes), and those in the hub's cache.
+    --json prints one object a line with these keys: name, kind (bundled, converted, cached, alias), path, bytes on
+    disk, n_parameters, quantized_bits, needs_convert, repo (of an alias). What does not apply is null.
+    """
+    from mlxgen.weights.hub.resolve import ALIASES
+    from mlxgen.weights.local_models import local_models
+
+    here = local_models()
+    cached = {model.name for model in here if model.kind == "cached"}
+    absent = {alias: repo for alias, repo in ALIASES.items() if repo not in cached}
+    if as_json:
+        for model in here:
+            bits = model.config.quantization.bits if model.config.quantization else None
+            _object(
+                name=model.name,
+                kind=model.kind,
+                path=str(model.path),
+                bytes=model.n_bytes,
+                n_parameters=model.config.n_parameters,
+                quantized_bits=bits,
+                needs_convert=model.pickled,
+            )
+        for alias, repo in absent.items():
+            _object(name=alias, kind="alias", repo=repo)
+        return
+    rows = []
+    for model in here:
+        quantization = model.config.quantization
+        notes = [f"{model.config.n_parameters:,} parameters"]
+        notes += [f"{quantization.bits} bits"] if quantization else []
+        notes += [f"alias {alias}" for alias in model.aliases]
+        notes += [f"PyTorch weights: mlxgen convert {model.name}"] if model.pickled else []
+        rows.append((model.name, model.kind, size(model.n_bytes), ", ".join(notes)))
+    widths = [max((len(row[column]) for row in rows), default=0) for column in range(3)]
+    for name, kind, n_bytes, note in rows:
+        write(f"{name:<{widths[0]}}  {kind:<{widths[1]}}  {n_bytes:>{widths[2]}}  {note}\n")
+    if absent:
+        write(("\n" if rows else "") + "Not here yet, downloaded when named:\n")
+        longest = max(map(len, absent))
+        for alias, repo in absent.items():
+            write(f"  {alias:<{longest}}  {repo}\n")
+
+
+KEYS = ("name", "kind", "path", "bytes", "n_parameters", "quantized_bits", "needs_convert", "repo")
+
+
+def _object(**known: object) -> None:
+    write_json({key: known.get(key) for key in KEYS})

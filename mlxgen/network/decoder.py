@@ -1,0 +1,171 @@
+"""The network: GPT-2's decoder (Radford et al., 2019), each position reading itself and what came before.
+
+Shapes: B rows, L positions, D = n_embd, H = n_head, V = vocab_size. The blocks work on [B * L, D], so that a product
+takes no reshaping. Parameters keep GPT-2's published names under `model.`, with every weight as [out, in], which is
+what mlx-lm writes when it converts a GPT-2.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from mlxgen import device
+from mlxgen.errors import ContextError
+from mlxgen.network.cpu_kernels import attention, sigmoid
+
+if TYPE_CHECKING:
+    from mlxgen.network.config import GPT2Config
+
+Activation = Callable[[mx.array], mx.array]
+
+
+def gelu_tanh(x: mx.array) -> mx.array:
+    """GELU by tanh (Hendrycks and Gimpel, 2016), GPT-2's own; x * sigmoid(2y) is the same function."""
+    return x * sigmoid(x * (1.5957691216057308 + 0.07135481282747213 * x * x))
+
+
+def gelu_erf(x: mx.array) -> mx.array:
+    """GELU by the error function: x times the normal distribution's cumulative probability."""
+    return x * (1 + mx.erf(x * math.sqrt(0.5))) * 0.5
+
+
+ACTIVATIONS: dict[str, Activation] = {
+    "gelu_new": gelu_tanh,
+    "gelu_pytorch_tanh": gelu_tanh,
+    "gelu_fast": gelu_tanh,
+    "gelu": gelu_erf,
+    "quick_gelu": lambda x: x * sigmoid(1.702 * x),
+    "relu": lambda x: mx.maximum(x, 0),
+    "silu": lambda x: x * sigmoid(x),
+    "swish": lambda x: x * sigmoid(x),
+    "tanh": mx.tanh,
+}
+
+
+class Attention(nn.Module):
+    """Multi-head causal self-attention over the cached keys and values."""
+
+    def __init__(self, config: GPT2Config, layer: int) -> None:
+        super().__init__()
+        self.n_head = config.n_head
+        self.upcast = config.reorder_and_upcast_attn
+        self.scale = config.head_dim**-0.5 if config.scale_attn_weights else 1.0
+        if config.scale_attn_by_inverse_layer_idx:
+            self.scale /= layer + 1
+        self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd)
+        self.c_proj = nn.Linear(config.n_embd, config.n_embd)
+
+    def __call__(self, x: mx.array, B: int, mask: Any, cache: Any) -> mx.array:
+        BL, D = x.shape
+        heads = self.c_attn(x).reshape(B, BL // B, 3 * self.n_head, D // self.n_head).transpose(0, 2, 1, 3)
+        q, k, v = mx.split(heads, 3, axis=1)  # each [B, H, L, D/H]
+        if cache is not None:
+            k, v = cache.update_and_fetch(k, v)  # [B, H, positions kept, D/H]
+        if self.upcast:
+            q, k, v = (part.astype(mx.float32) for part in (q, k, v))
+        out = attention(q, k, v, scale=self.scale, mask=mask)
+        return self.c_proj(out.astype(x.dtype).transpose(0, 2, 1, 3).reshape(BL, D))
+
+
+class MLP(nn.Module):
+    def __init__(self, config: GPT2Config) -> None:
+        super().__init__()
+        self.c_fc = nn.Linear(config.n_embd, config.n_inner)
+        self.c_proj = nn.Linear(config.n_inner, config.n_embd)
+        self._activation = _activation(config.activation_function)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return self.c_proj(self._activation(self.c_fc(x)))
+
+
+class Block(nn.Module):
+    """LayerNorm stands before attention and before the MLP; each adds to the residual stream."""
+
+    def __init__(self, config: GPT2Config, layer: int) -> None:
+        super().__init__()
+        self.ln_1 = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
+        self.attn = Attention(config, layer)
+        self.ln_2 = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
+        self.mlp = MLP(config)
+
+    def __call__(self, x: mx.array, B: int = 1, mask: Any = None, cache: Any = None) -> mx.array:
+        x = x + self.attn(self.ln_1(x), B, mask, cache)
+        return x + self.mlp(self.ln_2(x))
+
+
+class Trunk(nn.Module):
+    """Everything below the output head. `h` is GPT-2's name for its list of blocks."""
+
+    def __init__(self, config: GPT2Config) -> None:
+        super().__init__()
+        self.wte = nn.Embedding(config.vocab_size, config.n_embd)
+        self.wpe = nn.Embedding(config.n_positions, config.n_embd)
+        self.h = [Block(config, layer) for layer in range(config.n_layer)]
+        self.ln_f = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
+
+
+class GPT2(nn.Module):
+    """GPT-2 with its output head: `decoder(ids)` with ids [B, L] gives logits [B, L, V].
+
+    cache: one entry a layer, any object of mlx-lm's cache protocol (ours, or mlx-lm's own); it is updated in place.
+    Raises ContextError when a position past the table of n_positions would be read. Where a cache has an offset for
+    each row (batches), the caller sees to that: there a position past the table reads its last vector.
+    """
+
+    def __init__(self, config: GPT2Config) -> None:
+        super().__init__()
+        self._config = config
+        self.model = Trunk(config)
+        if not config.tie_word_embeddings:
+            self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
+
+    @property
+    def config(self) -> GPT2Config:
+        return self._config
+
+    @property
+    def layers(self) -> list[Block]:
+        return self.model.h
+
+    def __call__(self, ids: mx.array, cache: Sequence[Any] | None = None) -> mx.array:
+        return self.head(self.hidden(ids, cache))
+
+    def hidden(self, ids: mx.array, cache: Sequence[Any] | None = None) -> mx.array:
+        """The last hidden states, after the final LayerNorm: ids [B, L] -> [B, L, D]."""
+        B, L = ids.shape
+        first = cache[0] if cache else None
+        positions = self._positions(L, 0 if first is None else first.offset)
+        mask = "causal" if L > 1 else None
+        if first is not None:
+            mask = first.make_mask(L, return_array=False, window_size=None)
+        x = (self.model.wte(ids) + self.model.wpe(positions)).reshape(B * L, -1)
+        for layer, block in enumerate(self.model.h):
+            x = block(x, B, mask, cache[layer] if cache else None)
+        return self.model.ln_f(x).reshape(B, L, -1)
+
+    def head(self, hidden: mx.array) -> mx.array:
+        """Hidden states [..., D] to logits [..., V], through the word embedding where the head is tied to it."""
+        return self.model.wte.as_linear(hidden) if self.config.tie_word_embeddings else self.lm_head(hidden)
+
+    def _positions(self, L: int, offset: int | mx.array) -> mx.array:
+        size = self.config.n_positions
+        if isinstance(offset, mx.array):  # one offset a row; rows padded on the left begin below 0
+            return mx.clip(offset[:, None] + mx.arange(L), 0, size - 1)
+        if offset + L > size:
+            raise ContextError(
+                f"position {offset + L - 1} is past the model's table of {size} positions;"
+                ' generate with overflow="slide" to go on'
+            )
+        return mx.arange(offset, offset + L)
+
+
+def _activation(name: str) -> Activation:
+    """One fused kernel on Metal; the plain operations on the CPU, where fusing would need a C++ compiler."""
+    activation = ACTIVATIONS[name]
+    return activation if device.on_cpu() else partial(mx.compile, shapeless=True)(activation)

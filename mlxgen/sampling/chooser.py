@@ -1,0 +1,171 @@
+"""From logits to a chosen token, without waiting for the device: everything here is a graph until it is read."""
+
+from __future__ import annotations
+
+import copy
+import random
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from mlxgen.errors import OptionError, check_whole
+from mlxgen.sampling.samplers import (
+    Sampling,
+    apply_bias,
+    apply_penalties,
+    apply_rules,
+    check_bias,
+    draw,
+    draw_or_accept,
+    greedy,
+)
+from mlxgen.sampling.softmax import log_softmax, softmax
+
+LogitsProcessor = Callable[[mx.array, mx.array], mx.array]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One chosen token with its numbers, all unevaluated arrays."""
+
+    token: mx.array  # uint32 [1]
+    logprob: mx.array  # float32 [1], under the model itself
+    finite: mx.array  # bool [], whether all logits are numbers, and processors and bias left some token
+    top: tuple[mx.array, ...]  # the candidates' ids, log-probabilities, and probabilities under the rules, each [N]
+    from_model: mx.array  # bool [], whether the logits were numbers as they came out of the model
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """A token that may come next. drawn_from: the logits [1, V] it was drawn from, None if it was not drawn."""
+
+    token: mx.array  # uint32 [1], not yet evaluated
+    drawn_from: mx.array | None = None
+
+
+class Chooser:
+    """Applies one request's sampling rules step after step, and splits its key once a step.
+
+    context: the tokens before the first choice, for penalties and processors. candidates: how many of the most
+    probable tokens each choice reports. Raises OptionError.
+    """
+
+    def __init__(
+        self,
+        sampling: Sampling,
+        seed: int,
+        context: Sequence[int],
+        vocab_size: int,
+        *,
+        processors: Sequence[LogitsProcessor] = (),
+        candidates: int = 0,
+    ) -> None:
+        check_whole("logprobs", candidates, 0)
+        if not isinstance(processors, Sequence) or not all(map(callable, processors)):
+            raise OptionError("logits_processors must be a list of callables (tokens, logits) -> logits")
+        if sampling.logit_bias:
+            check_bias(sampling.logit_bias, vocab_size)
+        self._sampling, self._processors = sampling, tuple(processors)
+        self._candidates = min(candidates, vocab_size)
+        self._key = mx.random.key(seed)
+        self._tokens = mx.array(list(context), dtype=mx.int32) if self._processors else None
+        self._counts = token_counts(context, vocab_size) if sampling.counts_tokens else None
+
+    def __call__(self, logits: mx.array, guess: Guess | None = None) -> Choice:
+        """Choose from logits [1, V] of any float type.
+
+        A guess that was drawn at random is accepted as often as the rules allow, see samplers.draw_or_accept; any
+        other changes nothing.
+        """
+        logits = logits.astype(mx.float32)
+        logprobs = log_softmax(logits)  # [1, V]
+        ruled = adjusted = self._adjust(logits)
+        if self._sampling.greedy:
+            token = greedy(ruled)
+            ruled = apply_rules(ruled, self._sampling) if self._candidates else ruled
+        else:
+            ruled, key = apply_rules(ruled, self._sampling), self._next_key()
+            if guess is None or guess.drawn_from is None:
+                token = draw(ruled, key)
+            else:
+                token = draw_or_accept(ruled, guess.token, guess.drawn_from, key)
+        self._remember(token)
+        logprob = mx.take_along_axis(logprobs, token[:, None], axis=-1)[:, 0]
+        finite = from_model = mx.all(mx.isfinite(logprobs))
+        if adjusted is not logits:  # -inf may leave out tokens, but not all of them
+            finite = from_model & mx.isfinite(mx.max(adjusted)) & ~mx.any(mx.isnan(adjusted))
+        return Choice(token, logprob, finite, self._top(logits, logprobs, ruled), from_model)
+
+    def fork(self) -> Chooser:
+        """One that chooses on by the same rules, to guess with.
+
+        A caller's processors are left out: they may count how often they are called.
+        """
+        other = copy.copy(self)  # its arrays are replaced and never written to
+        other._processors, other._tokens = (), None
+        return other
+
+    def guess(self, logits: mx.array) -> Guess:
+        """Choose from a draft model's logits [1, V]."""
+        adjusted = self._adjust(logits.astype(mx.float32))
+        if self._sampling.greedy:
+            guess = Guess(greedy(adjusted))
+        else:
+            ruled = apply_rules(adjusted, self._sampling)
+            guess = Guess(draw(ruled, self._next_key()), ruled)
+        self._remember(guess.token)
+        return guess
+
+    def _next_key(self) -> mx.array:
+        self._key, key = mx.random.split(self._key)
+        return key
+
+    def _remember(self, token: mx.array) -> None:
+        """Let the next choice know of this one."""
+        if self._tokens is not None:
+            self._tokens = mx.concatenate([self._tokens, token.astype(mx.int32)])
+        if self._counts is not None:
+            self._counts = self._counts.at[mx.array([0]), token].add(1)
+
+    def _adjust(self, logits: mx.array) -> mx.array:
+        for processor in self._processors:
+            logits = processor(self._tokens, logits)  # type: ignore[arg-type]  # there whenever a processor is
+        if self._counts is not None:
+            logits = apply_penalties(logits, self._counts, self._sampling)
+        if self._sampling.logit_bias:
+            logits = apply_bias(logits, self._sampling.logit_bias)
+        return logits
+
+    def _top(self, logits: mx.array, logprobs: mx.array, ruled: mx.array) -> tuple[mx.array, ...]:
+        if not self._candidates:
+            return ()
+        ids = mx.argsort(-logits, axis=-1)[0, : self._candidates]
+        return ids, logprobs[0, ids], softmax(ruled)[0, ids]
+
+
+def token_counts(context: Sequence[int], vocab_size: int) -> mx.array:
+    """How often the context holds each token: float32 [1, V]."""
+    counts = [0.0] * vocab_size
+    for token in context:
+        counts[token] += 1
+    return mx.array([counts])
+
+
+def checked_seed(seed: int | None) -> int:
+    """The seed itself, or a fresh one. Raises OptionError unless it is a whole number from 0 to 2^63 - 1."""
+    if seed is None:
+        return secrets.randbits(32)
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
+        raise OptionError(f"seed must be a whole number from 0 to 2^63 - 1, not {seed!r}")
+    return seed
+
+
+def sample_seeds(seed: int | None, num_samples: int) -> list[int]:
+    """A seed for each of several samples of one request: the first is the request's own, the others follow from it."""
+    if num_samples < 1:
+        raise OptionError(f"num_samples must be at least 1, not {num_samples}")
+    first = checked_seed(seed)
+    others = random.Random(first)
+    return [first, *(others.getrandbits(32) for _ in range(num_samples - 1))]

@@ -1,0 +1,190 @@
+"""Choosing a token: pure functions on logits, and Sampling, the checked set of options.
+
+Logits are float32 [B, V]. What a rule cuts becomes -inf. The order of the rules is fixed: penalties and bias,
+temperature, top-k, top-p, min-p, then one draw from what is left. Ties always go to the lower token id.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import mlx.core as mx
+
+from mlxgen.errors import OptionError
+from mlxgen.sampling.softmax import softmax, total_before
+
+INF = float("inf")
+SMALLEST, LARGEST = 1e-30, 1e30  # options beyond these could become 0 or infinite in float32
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How to choose a token from logits. Checked once, here; the functions below trust it. Raises OptionError.
+
+    temperature 0 is greedy. None switches a rule off. logit_bias maps token ids to what is added to their logits.
+    """
+
+    temperature: float = 0.8
+    top_k: int | None = 40
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: Mapping[int, float] | None = field(default=None, hash=False)
+
+    def __post_init__(self) -> None:
+        if not _finite(self.temperature) or self.temperature < 0:
+            raise OptionError(f"temperature must be 0 (greedy) or a positive number, not {self.temperature}")
+        if self.top_k is not None and (not _whole(self.top_k) or self.top_k < 1):
+            raise OptionError(f"top_k must be a whole number of at least 1, or None (off), not {self.top_k}")
+        if self.top_p is not None and not (_finite(self.top_p) and 0 < self.top_p <= 1):
+            raise OptionError(f"top_p must be above 0 and at most 1, or None (off), not {self.top_p}")
+        if self.min_p is not None and not (_finite(self.min_p) and 0 <= self.min_p <= 1):
+            raise OptionError(f"min_p must be between 0 and 1, not {self.min_p}")
+        if self.repetition_penalty is not None and not (
+            _finite(self.repetition_penalty) and self.repetition_penalty > 0
+        ):
+            raise OptionError(f"repetition_penalty must be a positive number, not {self.repetition_penalty}")
+        for name in ("presence_penalty", "frequency_penalty"):
+            value = getattr(self, name)
+            if value is not None and not _finite(value):
+                raise OptionError(f"{name} must be a finite number, not {value}")
+        for token, bias in (self.logit_bias or {}).items():
+            if not _whole(token) or token < 0 or not isinstance(bias, int | float) or math.isnan(bias):
+                raise OptionError(f"logit_bias maps token ids to numbers, not {token!r} to {bias!r}")
+            if bias == INF:
+                raise OptionError(
+                    f"logit_bias of token {token} is infinite; -inf bans a token, a large number forces it"
+                )
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether a rule depends on which tokens the context holds."""
+        penalties = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty)
+        return any(penalty is not None for penalty in penalties)
+
+
+def apply_penalties(logits: mx.array, counts: mx.array, sampling: Sampling) -> mx.array:
+    """Lower the tokens that the context already holds. counts: how often it holds each, float32 [B, V].
+
+    repetition_penalty divides positive logits and multiplies negative ones (Keskar et al., 2019, as in transformers);
+    presence_penalty is taken off once, frequency_penalty once per occurrence (OpenAI's rule).
+    """
+    seen = counts > 0
+    if (penalty := sampling.repetition_penalty) is not None:
+        logits = mx.where(seen, mx.where(logits > 0, logits / penalty, logits * penalty), logits)
+    if sampling.presence_penalty is not None:
+        logits = logits - sampling.presence_penalty * seen
+    if sampling.frequency_penalty is not None:
+        logits = logits - sampling.frequency_penalty * counts
+    return logits
+
+
+def apply_bias(logits: mx.array, bias: Mapping[int, float]) -> mx.array:
+    """Add a number to some tokens' logits; -inf bans a token. Raises OptionError for an id outside the vocabulary."""
+    check_bias(bias, logits.shape[-1])
+    ids = mx.array(list(bias), dtype=mx.int32)
+    return logits.at[..., ids].add(mx.array(list(bias.values()), dtype=logits.dtype))
+
+
+def check_bias(bias: Mapping[int, float], vocab_size: int) -> None:
+    """Raise OptionError for an id outside the vocabulary."""
+    if (highest := max(bias, default=0)) >= vocab_size:
+        raise OptionError(f"logit_bias names token {highest}, but the vocabulary ends at {vocab_size - 1}")
+
+
+def apply_temperature(logits: mx.array, temperature: float) -> mx.array:
+    """Divide by the temperature (> 0): below 1 sharpens, above 1 flattens."""
+    return logits if temperature == 1 else logits / max(temperature, SMALLEST)
+
+
+def apply_top_k(logits: mx.array, k: int) -> mx.array:
+    """Keep exactly the k highest (Fan et al., 2018), ties going to the lower token id; no change when k >= V."""
+    V = logits.shape[-1]
+    if k >= V:
+        return logits
+    lowest = mx.min(mx.topk(logits, k, axis=-1), axis=-1, keepdims=True)  # [B, 1], the k-th highest
+    above, level = logits > lowest, logits == lowest
+    places = k - mx.sum(above, axis=-1, keepdims=True)  # how many of the tied ones still fit
+    return mx.where(above | (level & (mx.cumsum(level, axis=-1) <= places)), logits, -INF)
+
+
+def apply_top_p(logits: mx.array, p: float) -> mx.array:
+    """Keep the smallest leading set whose probability reaches p (Holtzman et al., 2019).
+
+    The token that crosses p stays, so one always does.
+    """
+    if p == 1:
+        return logits
+    order = mx.argsort(-logits, axis=-1)  # [B, V], best first; the sort is stable, so ties keep their order
+    probs = softmax(mx.take_along_axis(logits, order, axis=-1))
+    ahead = total_before(probs)  # probability of all better candidates
+    kept = (ahead < max(p, SMALLEST)) & (probs > 0)
+    kept = mx.put_along_axis(mx.zeros_like(kept), order, kept, axis=-1)  # back in order of token id
+    return mx.where(kept, logits, -INF)
+
+
+def apply_min_p(logits: mx.array, min_p: float) -> mx.array:
+    """Keep tokens at least min_p times as probable as the best one (Nguyen et al., 2024)."""
+    if min_p == 0:
+        return logits
+    return mx.where(logits >= mx.max(logits, axis=-1, keepdims=True) + math.log(min_p), logits, -INF)
+
+
+def rules(sampling: Sampling) -> list[tuple[str, float, Callable[[mx.array, Any], mx.array]]]:
+    """The rules from temperature on that are in use, in their order: each one's name, value and function."""
+    if sampling.greedy:
+        return [("greedy", 1, apply_top_k)]
+    named = {"temperature": apply_temperature, "top_k": apply_top_k, "top_p": apply_top_p, "min_p": apply_min_p}
+    return [(name, value, rule) for name, rule in named.items() if (value := getattr(sampling, name)) is not None]
+
+
+def apply_rules(logits: mx.array, sampling: Sampling) -> mx.array:
+    """Temperature, top-k, top-p and min-p in their order; greedy keeps the best token alone. [B, V] -> [B, V]."""
+    for _, value, rule in rules(sampling):
+        logits = rule(logits, value)
+    return logits
+
+
+def greedy(logits: mx.array) -> mx.array:
+    """The highest logit's token id, ties to the lower id: [B, V] -> uint32 [B]."""
+    return mx.argmax(logits, axis=-1)
+
+
+def draw(logits: mx.array, key: mx.array) -> mx.array:
+    """One token id a row, drawn from softmax(logits) by the key alone: [B, V] -> uint32 [B]."""
+    return mx.random.categorical(logits, key=key)
+
+
+def draw_or_accept(logits: mx.array, guess: mx.array, drawn_from: mx.array, key: mx.array) -> mx.array:
+    """One token id a row, distributed as softmax(logits), and as often as that allows the guess itself.
+
+    guess: uint32 [B], drawn from softmax(drawn_from), float32 [B, V]. It is accepted with probability p / q, and else
+    the token comes from what p has more than q (speculative sampling: Leviathan et al., 2023; Chen et al., 2023). A
+    guess that is not accepted is never what is drawn instead.
+    """
+    accept_key, draw_key = mx.random.split(key)
+    p, q = softmax(logits), softmax(drawn_from)
+    p_guess, q_guess = (mx.take_along_axis(x, guess[:, None], axis=-1)[:, 0] for x in (p, q))
+    accepted = mx.random.uniform(shape=guess.shape, key=accept_key) * q_guess < p_guess
+    rest = mx.maximum(p - q, 0)
+    total = mx.sum(rest, axis=-1, keepdims=True)
+    # Nothing is left where p and q are the same but for rounding, and NaN where the guess came from broken logits.
+    rest = mx.where((total > 0) & mx.isfinite(total), mx.log(rest), logits)
+    return mx.where(accepted, guess, draw(rest, draw_key))
+
+
+def _finite(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST  # False for NaN
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

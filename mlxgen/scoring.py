@@ -1,0 +1,184 @@
+"""How likely is a text: teacher forcing, every position at once.
+
+The text is known, so one parallel pass gives all positions' logits, and each token is looked up in the distribution
+that its predecessor's position predicts. Nothing is sampled.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+import mlx.core as mx
+
+from mlxgen.errors import NumericError, OptionError
+from mlxgen.generation.answer import prompt_ids
+from mlxgen.generation.context import Progress
+from mlxgen.generation.session import Session
+from mlxgen.model import Model
+from mlxgen.sampling.softmax import log_softmax
+
+HEAD_CHUNK = 256  # positions whose logits are in memory at once: 50 MB for GPT-2's vocabulary in float32
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """How likely a text is under the model.
+
+    tokens: the text's ids, without the context and the start token. logprobs: natural logs, one a token. ranks: 1 where
+    the token was the model's first choice, ties going to the lower id. Both are None for a token that nothing in its
+    window precedes: the first one without a start token, and a window's first when the stride is a whole window.
+    n_bytes: length in UTF-8 of what was scored; tokens that are parts of characters count with their own bytes.
+    """
+
+    text: str
+    tokens: list[int] = field(repr=False)
+    logprobs: list[float | None] = field(repr=False)
+    ranks: list[int | None] = field(repr=False)
+    n_bytes: int
+
+    @property
+    def n_scored(self) -> int:
+        """How many tokens have a log-probability."""
+        return sum(logprob is not None for logprob in self.logprobs)
+
+    @property
+    def total(self) -> float:
+        """Log-probability of the text, in nats."""
+        return math.fsum(logprob for logprob in self.logprobs if logprob is not None)
+
+    @property
+    def loss(self) -> float:
+        """Cross-entropy: nats per scored token."""
+        return -self.total / self.n_scored
+
+    @property
+    def perplexity(self) -> float:
+        """exp(loss), infinite where that is more than a float holds."""
+        try:
+            return math.exp(self.loss)
+        except OverflowError:
+            return math.inf
+
+    @property
+    def bits_per_byte(self) -> float:
+        """Bits for each byte scored: comparable between models of different vocabularies. Infinite for no bytes."""
+        return -self.total / math.log(2) / self.n_bytes if self.n_bytes else math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Tokens begin to end are processed together; those from `first` on are scored in it."""
+
+    begin: int
+    end: int
+    first: int
+
+
+def windows(n: int, size: int, stride: int) -> Iterator[Window]:
+    """Windows of at most `size` over n tokens, each `stride` further, every token scored once: in the first window that
+    holds it, which is the rule of transformers' perplexity guide."""
+    done = 0
+    for begin in range(0, n, stride):
+        end = min(begin + size, n)
+        yield Window(begin, end, done)
+        done = end
+        if end == n:
+            return
+
+
+def score(
+    model: Model,
+    text: str | Sequence[int],
+    *,
+    context: str | Sequence[int] = "",
+    stride: int | None = None,
+    bos: bool = True,
+    progress: Progress | None = None,
+) -> Score:
+    """Score a text or token ids: log-probability and rank of each token, given all before it.
+
+    context: what comes before the text and is not scored itself; it is tokenized on its own. bos: without a context,
+    the first token is conditioned on the model's start token (GPT-2's end token); False leaves it unscored.
+    stride: a text longer than the position table is read in windows of the table's length, each this many tokens
+    further (at least 1, at most the table; by default half of it). Smaller strides give each token more context, and
+    take longer. progress is called with (tokens done, tokens in all).
+    Raises OptionError for bad options, ids outside the vocabulary and text without a token to score.
+    """
+    size = model.config.n_positions
+    stride = max(size // 2, 1) if stride is None else stride
+    if isinstance(stride, bool) or not isinstance(stride, int) or not 1 <= stride <= size:
+        raise OptionError(f"stride must be a whole number from 1 to the model's {size} positions, not {stride!r}")
+    tokens, before = _ids(model, text), _ids(model, context)
+    if not before and bos:
+        before = _start(model)
+    if not tokens:
+        raise OptionError("there is nothing to score: the text is empty")
+    if len(before) + len(tokens) < 2:
+        raise OptionError("a single token has nothing before it to be scored by; give a context, or the start token")
+    logprobs, ranks = _score_tokens(model, before + tokens, len(before), stride, progress)
+    shown = text if isinstance(text, str) else model.tokenizer.decode(tokens)
+    if isinstance(text, str) and None not in logprobs:
+        n_bytes = len(text.encode())
+    else:
+        scored = (token for token, logprob in zip(tokens, logprobs, strict=True) if logprob is not None)
+        n_bytes = sum(map(model.tokenizer.token_bytes, scored))
+    return Score(shown, tokens, logprobs, ranks, n_bytes)
+
+
+def _ids(model: Model, text: str | Sequence[int]) -> list[int]:
+    """Token ids, checked as a session checks them, however many they are."""
+    session = Session(model, overflow="slide")
+    session.extend(text)
+    return session.tokens
+
+
+def _start(model: Model) -> list[int]:
+    try:
+        return prompt_ids(model, "")
+    except OptionError:
+        raise OptionError(
+            "the model has no start or end token for the first token to follow; score without it"
+            " (bos=False, in the terminal --no-bos) or give a context"
+        ) from None
+
+
+def _score_tokens(
+    model: Model, tokens: list[int], skip: int, stride: int, progress: Progress | None
+) -> tuple[list[float | None], list[int | None]]:
+    """Log-probabilities and ranks of tokens[skip:]."""
+    n = len(tokens)
+    logprobs: list[float | None] = [None] * n
+    ranks: list[int | None] = [None] * n
+    for window in windows(n, model.config.n_positions, stride):
+        first = max(window.first, window.begin + 1, skip)  # the window's own first token has nothing before it
+        if first < window.end:
+            ids = mx.array([tokens[window.begin : window.end]])
+            hidden = model.decoder.hidden(ids)[0]  # [L, D]
+            for start in range(first, window.end, HEAD_CHUNK):
+                stop = min(start + HEAD_CHUNK, window.end)
+                at = start - window.begin - 1  # the position that predicts token `start`
+                logits = model.decoder.head(hidden[at : at + stop - start])
+                found, rank = _look_up(logits.astype(mx.float32), mx.array(tokens[start:stop]))
+                logprobs[start:stop] = cast(list[float], found.tolist())
+                ranks[start:stop] = cast(list[int], rank.tolist())
+            mx.clear_cache()
+        if progress:
+            progress(max(window.end - skip, 0), n - skip)
+    if any(logprob is not None and not math.isfinite(logprob) for logprob in logprobs):
+        raise NumericError(
+            "the logits are not finite (NaN or infinite): the weights are damaged, or their type overflows; check the"
+            " checkpoint, or convert it with --dtype float32"
+        )
+    return logprobs[skip:], ranks[skip:]
+
+
+def _look_up(logits: mx.array, targets: mx.array) -> tuple[mx.array, mx.array]:
+    """Log-probability and rank (from 1, ties to the lower id) of each target: [L, V], [L] -> [L] each."""
+    own = mx.take_along_axis(logits, targets[:, None], axis=-1)  # [L, 1]
+    better = mx.sum(logits > own, axis=-1)
+    level = mx.sum((logits == own) & (mx.arange(logits.shape[-1]) < targets[:, None]), axis=-1)
+    logprobs = mx.take_along_axis(log_softmax(logits), targets[:, None], axis=-1)[:, 0]
+    return logprobs, better + level + 1

@@ -1,0 +1,76 @@
+"""Into the network: which tokens the cache holds, and what layers and heads make of the newest position."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from mlxgen.generation.session import Session
+from mlxgen.network.decoder import GPT2
+from mlxgen.tracing.record import HeadAttention, LensEntry
+from mlxgen.tracing.statistics import row, softmax, token_text
+
+
+class ReadOnly:
+    """A layer's cache that already holds the position in question: it adds nothing, and gives what it holds."""
+
+    def __init__(self, cache: Any) -> None:
+        keys, values = cache.state[:2]
+        self.keys, self.values = (part[..., : cache.size(), :] for part in (keys, values))
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        return self.keys, self.values
+
+
+def look_inside(
+    session: Session,
+    decoder: GPT2,
+    newest: mx.array | None,
+    chosen: int,
+    lens: bool,
+    heads: Sequence[tuple[int, int]],
+) -> tuple[list[LensEntry], list[HeadAttention]]:
+    """The logit lens and the asked heads' attention of the newest position, from the decoder's own blocks."""
+    entries: list[LensEntry] = []
+    rows: list[HeadAttention] = []
+    if newest is None or not (lens or heads):
+        return entries, rows
+    tokenizer = session.model.tokenizer
+    in_order = np.argsort(held_tokens(session))
+    x = decoder.model.wte(newest[0]) + decoder.model.wpe(mx.array([session.cache[0].offset - 1]))  # [1, D]
+    for layer, block in enumerate(decoder.layers):
+        cache = ReadOnly(session.cache[layer])
+        asked = [head for at, head in heads if at == layer]
+        if asked:
+            n_head, D = block.attn.n_head, x.shape[-1]
+            q = block.attn.c_attn(block.ln_1(x))[..., :D].reshape(1, 1, n_head, D // n_head).transpose(0, 2, 1, 3)
+            scores = q.astype(mx.float32) @ cache.keys.astype(mx.float32).transpose(0, 1, 3, 2) * block.attn.scale
+            weights = np.array(mx.softmax(scores, axis=-1))[0, :, 0]  # [H, positions held]
+            rows += [HeadAttention(layer, head, weights[head][in_order].tolist()) for head in asked]
+        x = block(x, cache=cache)
+        if lens:
+            p = softmax(row(decoder.head(decoder.model.ln_f(x))))
+            best = int(p.argmax())
+            entries.append(LensEntry(layer, best, token_text(tokenizer, best), float(p[best]), float(p[chosen])))
+    return entries, rows
+
+
+def held_tokens(session: Session) -> list[int]:
+    """The context's token behind each slot of the cache, in the order of the slots."""
+    cache, slide = session.cache[0], session.slide
+    rebuilt = [] if slide is None else [*range(slide.keep), *range(slide.start, slide.at)]
+    behind = session.processed - cache.offset  # how much later a token stands in the context than in the cache
+    return [rebuilt[at] if at < len(rebuilt) else at + behind for at in slot_positions(cache)]
+
+
+def slot_positions(cache: Any) -> list[int]:
+    """The position in each slot of a cache, in the order of the slots: a full ring has the newest in its midst."""
+    max_size = getattr(cache, "max_size", None)
+    if max_size is None or cache.offset <= max_size:
+        return list(range(cache.offset))
+    keep, after_newest = cache.keep, cache.state[5]
+    ages = [(after_newest - 1 - slot) % (max_size - keep) for slot in range(keep, max_size)]
+    return [*range(keep), *(cache.offset - 1 - age for age in ages)]

@@ -1,0 +1,153 @@
+"""A draft model: what it guesses, how often that is right, and that sampled text keeps its distribution."""
+
+from __future__ import annotations
+
+import math
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+import mlxgen
+from mlxgen.errors import OptionError
+from mlxgen.generation.draft import Draft
+from mlxgen.generation.session import Session
+from mlxgen.sampling.chooser import Chooser, Guess
+from mlxgen.sampling.samplers import Sampling
+
+from .. import oracles
+from .test_guesses import RULES
+
+
+def test_with_a_draft_a_seed_gives_the_same_text_again_in_every_way(short_model, draft_model):
+    options = {"max_tokens": 40, "seed": 11, "overflow": "slide", "draft": draft_model, "ignore_eos": True}
+    first = mlxgen.generate(short_model, [1, 2], **options)
+    assert [step.token for step in mlxgen.stream(short_model, [1, 2], **options)] == first.tokens
+    assert mlxgen.generate(short_model, [1, 2], **{**options, "seed": 12}).tokens != first.tokens
+
+
+def exact_probability(model, tokens, prompt, rules):
+    """Of a sampled text, by NumPy: the product of its tokens' probabilities under temperature and top-k."""
+    context, product = [*prompt, *tokens], 1.0
+    rows = oracles.numpy_logits(oracles.parameters(model.decoder), model.config, context[:-1])
+    for at, token in enumerate(tokens, len(prompt) - 1):
+        ruled = rows[at] / rules["temperature"]
+        ruled[np.argsort(-ruled)[rules["top_k"] :]] = -np.inf
+        product *= oracles.softmax(ruled)[token]
+    return product
+
+
+def test_sampled_texts_with_a_draft_are_distributed_as_the_models_own(build_model):
+    """Whole texts of four tokens against their exact probabilities: chi-square, 15 degrees of freedom, 1 in 10^4."""
+    model, draft = build_model(n_positions=16), build_model(seed=5, n_positions=16, n_layer=1)
+    rules, prompt, n = {"temperature": 2.0, "top_k": 2}, [3, 1, 4], 1500
+    counts: dict[tuple[int, ...], int] = {}
+    accepted = guesses = 0
+    session = Session(model)
+    for seed in range(n):
+        session.reset_to(prompt)
+        got = session.generate(max_tokens=4, seed=seed, ignore_eos=True, draft=draft, **rules)
+        counts[tuple(got.tokens)] = counts.get(tuple(got.tokens), 0) + 1
+        accepted, guesses = accepted + got.accepted, guesses + got.guesses
+    assert 0 < accepted < guesses  # both outcomes were there
+    expected = {text: n * exact_probability(model, text, prompt, rules) for text in counts}
+    assert len(counts) <= 16 and sum(expected.values()) > 0.99 * n
+    assert sum((count - expected[text]) ** 2 / expected[text] for text, count in counts.items()) < 44
+
+
+@pytest.mark.parametrize("rules", RULES, ids=str)
+def test_a_draft_that_is_the_model_is_always_right(short_model, rules):
+    """Also where it draws: two equal distributions accept every guess."""
+    got = mlxgen.generate(short_model, [5, 6], max_tokens=29, seed=3, ignore_eos=True, draft=short_model, **rules)
+    assert got.accepted == got.guesses >= 20
+    assert got.tokens_per_pass > 4
+
+
+def test_a_drawn_guess_is_accepted_as_often_as_can_be_and_what_is_kept_is_the_models_own():
+    """Accepted with probability 1 - d at total variation distance d; chi-square, 49 degrees of freedom, 1 in 10^4."""
+    chance = np.random.default_rng(0)
+    logits = mx.array(chance.normal(size=(1, 50)).astype(np.float32))
+    drafted = logits + mx.array(0.5 * chance.normal(size=(1, 50)).astype(np.float32))
+    p, q = (oracles.softmax(np.array(x, dtype=np.float64)) for x in (logits, drafted))
+    choose, draft = (Chooser(Sampling(temperature=1.0, top_k=None), seed, [], 50) for seed in (0, 1))
+    counts, agreed, n = np.zeros(50), 0, 4000
+    for _ in range(n):
+        guess = draft.guess(drafted)
+        token = choose(logits, guess).token.item()
+        counts[token] += 1
+        agreed += token == guess.token.item()
+    assert agreed / n == pytest.approx(1 - np.abs(p - q).sum() / 2, abs=0.03)
+    expected = n * p[0]
+    assert ((counts - expected) ** 2 / expected).sum() < 93
+
+
+def test_a_draft_session_stays_with_the_session_and_only_new_tokens_are_drafted_from(short_model, draft_model):
+    session = Session(short_model, overflow="slide")
+    first = session.generate([1, 2, 3], max_tokens=10, seed=1, draft=draft_model)
+    drafting = session.drafting
+    session.generate([9], max_tokens=10, seed=2, draft=draft_model)
+    assert session.drafting is drafting and first.guesses > 0
+    assert session.fork().drafting is None
+    session.rewind(5)
+    plain = Session(short_model, overflow="slide")
+    plain.extend(session.tokens)
+    options = {"max_tokens": 9, "temperature": 0}
+    assert session.generate(**options, draft=draft_model).tokens == plain.generate(**options).tokens
+
+
+def test_a_draft_of_the_same_size_but_other_tokens_is_refused(model, tmp_path):
+    library = oracles.byte_tokenizer()
+    weights = oracles.random_weights(model.config)
+    entries = {"vocab_size": model.config.vocab_size, "n_positions": 64, "n_embd": 32, "n_layer": 2, "n_head": 4}
+    folder = oracles.write_folder(tmp_path / "m", entries, weights, library)
+    text = (folder / "tokenizer.json").read_text()
+    assert mlxgen.generate(model, "a", max_tokens=3, draft=mlxgen.load(str(folder))).guesses
+    (folder / "tokenizer.json").write_text(
+        text.replace('"A":', '"tmp":').replace('"B":', '"A":').replace('"tmp":', '"B":')
+    )
+    with pytest.raises(OptionError, match="another vocabulary"):
+        Draft(Session(model), mlxgen.load(str(folder)))
+
+
+@pytest.mark.parametrize("temperature", [0, 0.8])
+def test_a_draft_whose_logits_are_not_numbers_changes_nothing_but_the_speed(short_model, build_model, temperature):
+    broken = build_model(seed=5, n_positions=32)
+    broken.decoder.model.wpe.weight[6] = math.nan
+    ends = {short_model.config.vocab_size - 1: -math.inf}
+    options = {"max_tokens": 25, "temperature": temperature, "top_k": 5, "logit_bias": ends, "logprobs": 5}
+    for seed in range(5):
+        got = mlxgen.generate(short_model, [1, 2, 3], seed=seed, ignore_eos=True, draft=broken, **options)
+        for token, candidates in zip(got.tokens, got.candidates, strict=True):
+            assert token in [candidate.token for candidate in candidates if candidate.kept]
+
+
+def test_where_nothing_is_left_after_a_guess_the_models_own_distribution_is_drawn_from():
+    """Two distributions that are equal but for rounding, and a guess that is not accepted all the same."""
+    logits = mx.array([[-math.inf, 1.0, 2.0, -math.inf]])
+    choose = Chooser(Sampling(temperature=1.0, top_k=None), 0, [], 4)
+    tokens = {choose(logits, Guess(mx.array([0], mx.uint32), logits)).token.item() for _ in range(200)}
+    assert tokens == {1, 2}  # 0 has no probability, so it is never accepted, and nothing exceeds the draft's
+
+
+def test_a_long_prompt_is_read_by_the_draft_after_the_first_token_is_out(build_model):
+    model, draft = build_model(n_positions=64), build_model(seed=5, n_positions=64, n_layer=1)
+    session = Session(model)
+    steps = session.stream(list(range(40)), max_tokens=10, draft=draft, temperature=0)
+    next(steps)
+    assert session.drafting.processed == 0
+    assert sum(step.guesses for step in steps) > 0
+    assert session.drafting.processed > 40
+
+
+def test_a_draft_that_is_always_wrong_is_asked_less_and_less(model):
+    draft = Draft(Session(model), model)
+    passes, asked = 200, 0
+    for _ in range(passes):
+        if draft._waiting:
+            draft.guess(mx.array([0]), False, 4, None)
+        else:
+            draft.learn(4, 0)
+            asked += 1
+    assert asked < 12
+    draft.learn(4, 1)
+    assert draft._waiting == 0

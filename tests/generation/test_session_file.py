@@ -1,0 +1,232 @@
+"""Session files: saved in one process and continued in another, shared with mlx-lm, refused when they are not right."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx_lm.models import cache as mlx_lm_cache
+
+from mlxgen import load
+from mlxgen.generation.fingerprint import fingerprint
+from mlxgen.generation.session import Session
+from mlxgen.generation.session_file import SessionFileError, read, write
+from mlxgen.model import Model
+
+from ..byte_model import write_model
+
+N = 48
+
+
+SIZES = {"n_positions": N, "n_embd": 32, "n_layer": 3, "n_head": 4}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("models") / "tiny", **SIZES)
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> Model:
+    return load(str(folder))
+
+
+KINDS = [{}, {"max_kv_size": 20, "keep": 3}, {"keep": 5, "overflow": "slide"}, {"max_kv_size": 64, "overflow": "slide"}]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("before", [3, 17, 30])
+def test_a_loaded_session_goes_on_as_if_it_had_never_stopped(model, tmp_path, kind, before):
+    options = {"temperature": 0.9, "top_k": 20, "seed": 5, "ignore_eos": True}
+    session = Session(model, **kind)
+    session.generate("Once upon a", max_tokens=before, **options)
+    loaded = Session.load(session.save(tmp_path / "tale"), model)
+    assert loaded.tokens == session.tokens and loaded.cache_length == session.cache_length
+    for one in (session, loaded):
+        one.rewind(1)
+        one.generate("b", max_tokens=5, **options)
+    assert loaded.tokens == session.tokens
+    for one in (session, loaded):
+        one.rewind(4)
+        one.generate(max_tokens=30, **options)
+    assert loaded.tokens == session.tokens
+
+
+def test_another_process_gives_the_same_tokens(model, folder, tmp_path):
+    options = {"seed": 9, "ignore_eos": True}
+    session = Session(model, overflow="slide")
+    session.generate("The king", max_tokens=60, **options)
+    path = session.save(tmp_path / "king.safetensors")
+    expected = session.generate(max_tokens=30, **options).tokens
+    script = (
+        "import sys, mlxgen\n"
+        "session = mlxgen.Session.load(sys.argv[2], mlxgen.load(sys.argv[1]))\n"
+        "print(session.generate(max_tokens=30, seed=9, ignore_eos=True).tokens)\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", script, folder, path], capture_output=True, text=True, check=True)
+    assert json.loads(ran.stdout) == expected
+
+
+def test_notes_come_back(model, tmp_path):
+    session = Session(model)
+    session.extend("a")
+    path = write(session, tmp_path / "x", {"turns": ["ä", 1]})
+    assert path.name == "x.safetensors"
+    assert read(tmp_path / "x", model)[1] == {"turns": ["ä", 1]}
+
+
+@pytest.mark.parametrize("kind", [{}, {"max_kv_size": 64}, {"max_kv_size": 12}], ids=str)
+def test_mlx_lm_opens_our_file(model, tmp_path, kind):
+    session = Session(model, **kind)
+    session.generate("Once upon a time", max_tokens=6, seed=1, ignore_eos=True)
+    path = session.save(tmp_path / "s")
+    theirs, metadata = mlx_lm_cache.load_prompt_cache(str(path), return_metadata=True)
+    assert json.loads(metadata["tokens"]) == session.tokens
+    assert [type(layer).__module__ for layer in theirs] == ["mlx_lm.models.cache"] * 3
+    logits = model.decoder(mx.array([session.tokens[-1:]]), theirs)[0, -1]
+    np.testing.assert_allclose(np.array(logits), np.array(session.prefill())[0], atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [None, 64])
+def test_a_file_of_mlx_lm_opens_here(model, tmp_path, size):
+    tokens = model.tokenizer.encode("Once upon a time")
+    theirs = mlx_lm_cache.make_prompt_cache(model.decoder, size)
+    mx.eval(model.decoder(mx.array([tokens]), theirs))
+    mlx_lm_cache.save_prompt_cache(str(tmp_path / "p.safetensors"), theirs, {"model": "somewhere"})
+    session = Session.load(tmp_path / "p.safetensors", model)
+    assert session.room == N - len(tokens)
+    with pytest.raises(ValueError, match="which tokens"):
+        session.generate(max_tokens=1)
+    got = session.generate(" there", max_tokens=8, temperature=0, ignore_eos=True).tokens
+    assert session.computed == len(" there") + 7
+    whole = Session(model)
+    assert got == whole.generate("Once upon a time there", max_tokens=8, temperature=0, ignore_eos=True).tokens
+
+
+def test_files_of_other_models_are_refused(model, tmp_path):
+    session = Session(model)
+    session.generate("abc", max_tokens=2, seed=0)
+    path = session.save(tmp_path / "s")
+    for name, changes in {"deeper": {"n_layer": 4}, "other": {}}.items():
+        other = load(str(write_model(tmp_path / name, seed=2, **(SIZES | changes))))
+        with pytest.raises(SessionFileError, match="another model"):
+            Session.load(path, other)
+    theirs = mlx_lm_cache.load_prompt_cache(str(path))
+    mlx_lm_cache.save_prompt_cache(str(tmp_path / "theirs.safetensors"), theirs)
+    wide = load(str(write_model(tmp_path / "wide", **(SIZES | {"n_head": 8}))))
+    with pytest.raises(SessionFileError, match="another model"):
+        Session.load(tmp_path / "theirs.safetensors", wide)
+
+
+def test_one_changed_weight_matrix_is_another_model(model):
+    layer, before = model.decoder.model.h[1].mlp.c_fc, fingerprint(model)
+    weight = layer.weight
+    layer.weight = weight * 1.01
+    changed = fingerprint(model)
+    layer.weight = weight
+    assert changed != before == fingerprint(model)
+
+
+def test_the_fingerprint_does_not_depend_on_how_weights_are_laid_out(model, folder):
+    from mlxgen.weights.load import open_decoder
+
+    assert fingerprint(replace(model, decoder=open_decoder(folder))) == fingerprint(model)
+
+
+def test_a_truncated_or_edited_file_is_refused(model, tmp_path):
+    session = Session(model)
+    session.generate("abcdef", max_tokens=2, seed=0)
+    path = session.save(tmp_path / "s")
+    whole = path.read_bytes()
+    for length in (0, 4, 9, 100, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:length])
+        with pytest.raises(SessionFileError, match=r"cut short|damaged"):
+            Session.load(path, model)
+    for at in np.random.default_rng(0).integers(0, len(whole), 60):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        with pytest.raises(SessionFileError):
+            Session.load(path, model)
+    one, two = (f'"[{first},'.encode() for first in (session.tokens[0], session.tokens[0] + 1))
+    assert whole.count(one) == 1
+    path.write_bytes(whole.replace(one, two))
+    with pytest.raises(SessionFileError, match="changed after"):
+        Session.load(path, model)
+    path.write_bytes(whole)
+    assert Session.load(path, model).tokens == session.tokens
+
+
+def test_files_that_are_something_else_are_refused(model, folder, tmp_path):
+    with pytest.raises(SessionFileError, match="No such file"):
+        Session.load(tmp_path / "none", model)
+    with pytest.raises(SessionFileError):
+        Session.load(tmp_path, model)
+    with pytest.raises(SessionFileError, match="no prompt cache"):
+        Session.load(folder / "model.safetensors", model)
+    (tmp_path / "text.safetensors").write_text("Once upon a time " * 9)
+    with pytest.raises(SessionFileError, match="cut short, or no"):
+        Session.load(tmp_path / "text.safetensors", model)
+    with pytest.raises(SessionFileError, match="cannot save"):
+        Session(model).save(tmp_path / "no" / "such" / "folder")
+
+
+def test_an_empty_session_can_be_saved(model, tmp_path):
+    path = Session(model).save(tmp_path / "empty")
+    assert Session.load(path, model).tokens == []
+    assert mlx_lm_cache.load_prompt_cache(str(path))[0].offset == 0
+
+
+def test_killed_while_saving_the_old_file_is_whole(model, folder, tmp_path):
+    path = Session(model).save(tmp_path / "s")
+    script = (
+        "import sys, mlxgen\n"
+        "session = mlxgen.Session(mlxgen.load(sys.argv[1]))\n"
+        "session.generate('Once upon a time', max_tokens=20, seed=1, ignore_eos=True)\n"
+        "print('ready', flush=True)\n"
+        "while True:\n"
+        "    session.save(sys.argv[2])\n"
+    )
+    for wait in (0.001, 0.02, 0.05):
+        child = subprocess.Popen([sys.executable, "-c", script, folder, path], stdout=subprocess.PIPE)
+        assert child.stdout is not None and child.stdout.readline() == b"ready\n"
+        time.sleep(wait)
+        os.kill(child.pid, signal.SIGKILL)
+        child.wait()
+        child.stdout.close()
+        assert len(Session.load(path, model).tokens) in (0, 36)
+
+
+def test_only_a_session_or_a_prompt_cache_is_replaced(model, folder, tmp_path):
+    session = Session(model)
+    session.generate("abc", max_tokens=2, seed=0)
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes((folder / "model.safetensors").read_bytes())
+    text = tmp_path / "text.safetensors"
+    text.write_text("Once upon a time " * 9)
+    for path in (weights, text):
+        before = path.read_bytes()
+        with pytest.raises(SessionFileError, match="is no session file, so it is not replaced") as caught:
+            session.save(path)
+        assert path.read_bytes() == before and "\n" not in str(caught.value)
+    theirs = mlx_lm_cache.load_prompt_cache(str(session.save(tmp_path / "ours")))
+    mlx_lm_cache.save_prompt_cache(str(tmp_path / "theirs.safetensors"), theirs)
+    (tmp_path / "empty.safetensors").touch()
+    for name in ("ours", "theirs", "empty"):
+        assert Session.load(session.save(tmp_path / name), model).tokens == session.tokens
+
+
+def test_what_a_killed_save_left_is_swept_up_by_the_next(model, tmp_path):
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    left = tmp_path / f".a[b].{gone.pid}.part.safetensors"
+    others = [tmp_path / f".{name}.part.safetensors" for name in (f"c.{gone.pid}", f"a[b].{os.getppid()}", "a[b].x")]
+    for path in (left, *others):
+        path.touch()
+    Session(model).save(tmp_path / "a[b]")
+    assert not left.exists() and all(path.exists() for path in others)

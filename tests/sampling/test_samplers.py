@@ -1,0 +1,335 @@
+"""The sampling rules against transformers' processors and against NumPy in float64."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mlxgen.errors import OptionError
+from mlxgen.sampling.chooser import Chooser, checked_seed, sample_seeds, token_counts
+from mlxgen.sampling.samplers import (
+    Sampling,
+    apply_bias,
+    apply_min_p,
+    apply_penalties,
+    apply_rules,
+    apply_temperature,
+    apply_top_k,
+    apply_top_p,
+    draw,
+    greedy,
+)
+from mlxgen.sampling.softmax import log_softmax, softmax, total, total_before
+
+from .. import oracles
+
+N_OPTION_SETS = 500
+# 0.999 quantiles of the chi-square distribution, by degrees of freedom
+CHI_SQUARE_999 = {3: 16.266, 4: 18.467, 9: 27.877}
+
+
+def random_case(rng):
+    """Float32 logits [B, V] and one random set of options."""
+    B, V = int(rng.integers(1, 4)), int(rng.choice([5, 60, 400, 2000]))
+    logits = (rng.uniform(0.5, 6) * rng.standard_normal((B, V))).astype(np.float32)
+    sampling = Sampling(
+        temperature=float(rng.uniform(0.2, 2.5)),
+        top_k=int(rng.integers(1, V + 10)) if rng.random() < 0.6 else None,
+        top_p=float(rng.uniform(0.05, 0.99)) if rng.random() < 0.6 else None,
+        min_p=float(rng.uniform(0, 0.5)) if rng.random() < 0.4 else None,
+    )
+    return logits, sampling
+
+
+def numpy_rules(row, sampling):
+    """What the rules leave of one row's distribution: float64 [V], summing to one."""
+    x = row.astype(np.float64) / sampling.temperature
+    kept = np.ones(len(x), dtype=bool)
+    order = np.argsort(-x, kind="stable")
+    if sampling.top_k is not None:
+        kept[order[sampling.top_k :]] = False
+    if sampling.top_p is not None:
+        p = oracles.softmax(np.where(kept, x, -np.inf))[order]
+        kept[order[np.cumsum(p) - p >= sampling.top_p]] = False
+    if sampling.min_p is not None:
+        p = oracles.softmax(np.where(kept, x, -np.inf))
+        kept &= p >= sampling.min_p * p.max()
+    return oracles.softmax(np.where(kept, x, -np.inf))
+
+
+def test_kept_sets_are_those_of_transformers_for_500_option_sets():
+    import torch
+    from transformers.generation import logits_process as theirs
+
+    rng = np.random.default_rng(0)
+    for _ in range(N_OPTION_SETS):
+        logits, sampling = random_case(rng)
+        scores = theirs.TemperatureLogitsWarper(sampling.temperature)(None, torch.tensor(logits))
+        if sampling.top_k is not None:
+            scores = theirs.TopKLogitsWarper(sampling.top_k)(None, scores)
+        if sampling.top_p is not None:
+            scores = theirs.TopPLogitsWarper(sampling.top_p)(None, scores)
+        if sampling.min_p is not None:
+            scores = theirs.MinPLogitsWarper(sampling.min_p)(None, scores)
+        ours = apply_rules(mx.array(logits), sampling)
+        assert (np.isfinite(np.array(ours)) == np.isfinite(scores.numpy())).all(), sampling
+        np.testing.assert_allclose(np.array(softmax(ours)), torch.softmax(scores, dim=-1).numpy(), rtol=0, atol=1e-6)
+
+
+def test_probabilities_are_those_of_numpy_for_500_option_sets():
+    rng = np.random.default_rng(1)
+    for _ in range(N_OPTION_SETS):
+        logits, sampling = random_case(rng)
+        ours = np.array(softmax(apply_rules(mx.array(logits), sampling)))
+        for got, row in zip(ours, logits, strict=True):
+            expected = numpy_rules(row, sampling)
+            assert ((got > 0) == (expected > 0)).all(), sampling
+            np.testing.assert_allclose(got, expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("V", [1, 3, 255, 256, 257, 50_257])
+def test_softmax_and_its_sums_are_numpys_whatever_the_vocabulary(V):
+    rng = np.random.default_rng(6)
+    for scale in (0.01, 1, 6):
+        logits = (scale * rng.standard_normal((2, V)) - 100).astype(np.float32)
+        exact = logits.astype(np.float64)
+        np.testing.assert_allclose(np.array(softmax(mx.array(logits))), oracles.softmax(exact), rtol=0, atol=1e-6)
+        np.testing.assert_allclose(
+            np.array(log_softmax(mx.array(logits))), oracles.log_softmax(exact), rtol=0, atol=5e-6
+        )
+        shares = -np.sort(-oracles.softmax(exact), axis=-1).astype(np.float32)
+        before = np.cumsum(shares.astype(np.float64), axis=-1) - shares
+        np.testing.assert_allclose(np.array(total_before(mx.array(shares))), before, rtol=0, atol=2e-6)
+        np.testing.assert_allclose(np.array(total(mx.array(shares)))[:, 0], shares.sum(axis=-1), rtol=2e-6)
+
+
+few_levels = st.lists(st.integers(-3, 3), min_size=1, max_size=12)
+
+
+@settings(max_examples=100)
+@given(few_levels, st.integers(1, 14))
+def test_top_k_keeps_exactly_k_and_ties_go_to_the_lower_token(levels, k):
+    logits = mx.array([[float(level) for level in levels]])
+    kept = np.flatnonzero(np.isfinite(np.array(apply_top_k(logits, k))[0]))
+    order = np.argsort(-np.array(levels), kind="stable")
+    assert kept.tolist() == sorted(order[:k].tolist())
+
+
+@settings(max_examples=100)
+@given(few_levels, st.sampled_from([1e-6, 0.05, 0.3, 0.5, 0.77, 0.999, 1.0]))
+def test_top_p_keeps_the_smallest_leading_set_in_the_order_of_token_ids(levels, p):
+    logits = np.array([levels], dtype=np.float32)
+    kept = np.flatnonzero(np.isfinite(np.array(apply_top_p(mx.array(logits), p))[0]))
+    order = np.argsort(-logits[0], kind="stable")
+    leading = order[: len(kept)]
+    assert kept.tolist() == sorted(leading.tolist())
+    probs = oracles.softmax(logits[0].astype(np.float64))[order]
+    assert probs[: len(kept)].sum() >= p - 1e-6
+    assert probs[: len(kept) - 1].sum() < p + 1e-6
+
+
+@pytest.mark.parametrize("p", [5e-324, 1e-50, 1e-30, 1e-8])
+def test_some_token_survives_even_the_smallest_top_p(p):
+    kept = apply_rules(mx.array([[1.0, 3.0, 2.0]]), Sampling(temperature=1, top_k=None, top_p=p))
+    assert softmax(kept).tolist() == [[0.0, 1.0, 0.0]]
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1e-46, 1e-40, 1e-38, 1e-20, 1e-3])
+def test_a_tiny_temperature_is_as_good_as_greedy(temperature):
+    logits = mx.array([[-50.0, 30.0, 29.0, -80.0]])
+    ruled = apply_rules(logits, Sampling(temperature=temperature))
+    assert softmax(ruled).tolist() == [[0.0, 1.0, 0.0, 0.0]]
+
+
+def test_a_huge_temperature_makes_all_tokens_alike():
+    ruled = apply_rules(mx.array([[-50.0, 30.0, 29.0, -80.0]]), Sampling(temperature=1e30, top_k=None))
+    assert softmax(ruled).tolist() == [[0.25] * 4]
+
+
+def test_the_crossing_token_is_in():
+    logits = mx.log(mx.array([[0.5, 0.3, 0.15, 0.05]]))
+    for p, kept in ((0.4, 1), (0.6, 2), (0.81, 3), (0.96, 4)):
+        assert int(mx.isfinite(apply_top_p(logits, p)).sum()) == kept
+
+
+def test_top_p_acts_on_what_temperature_and_top_k_left():
+    logits = mx.log(mx.array([[0.4, 0.3, 0.2, 0.1]]))
+    hot = apply_rules(logits, Sampling(temperature=2, top_k=None, top_p=0.85))
+    assert int(mx.isfinite(hot).sum()) == 4  # at temperature 1 it would be 3
+    of_two = apply_rules(logits, Sampling(temperature=1, top_k=2, top_p=0.55))
+    assert int(mx.isfinite(of_two).sum()) == 1  # 0.4 of 0.7 is more than 0.55
+
+
+def test_min_p_is_relative_to_the_best():
+    logits = mx.log(mx.array([[0.5, 0.26, 0.24]]))
+    assert mx.isfinite(apply_min_p(logits, 0.5)).tolist() == [[True, True, False]]
+    assert mx.array_equal(apply_min_p(logits, 0), logits)
+
+
+def test_banned_tokens_stay_out_whatever_the_rules_keep():
+    logits = apply_bias(mx.array([[3.0, 2.0, 1.0]]), {0: -math.inf})
+    for sampling in (Sampling(temperature=1, top_k=2), Sampling(temperature=1, top_p=1.0), Sampling(temperature=0)):
+        assert softmax(apply_rules(logits, sampling)).tolist()[0][0] == 0.0
+
+
+def test_greedy_takes_the_highest_and_the_lower_of_equals():
+    rows = mx.array([[0.0, 5.0, 5.0], [7.0, 7.0, 7.0], [-math.inf, -3.0, -2.0]])
+    assert greedy(rows).tolist() == [1, 0, 2]
+    kept = apply_rules(rows, Sampling(temperature=0))
+    assert mx.isfinite(kept).sum(axis=-1).tolist() == [1, 1, 1]
+    assert greedy(kept).tolist() == [1, 0, 2]
+
+
+def test_temperature_divides():
+    logits = mx.array([[1.0, 2.0, -4.0]])
+    assert apply_temperature(logits, 0.5).tolist() == [[2.0, 4.0, -8.0]]
+    assert apply_temperature(logits, 1).tolist() == logits.tolist()
+
+
+def chi_square(counts, probabilities):
+    expected = sum(counts) * np.array(probabilities)
+    return float(((np.array(counts) - expected) ** 2 / expected).sum())
+
+
+def test_drawn_tokens_have_the_distribution_by_chi_square():
+    probabilities = np.array([0.25, 0.2, 0.15, 0.1, 0.1, 0.08, 0.05, 0.04, 0.02, 0.01])
+    rows = mx.repeat(mx.log(mx.array([probabilities.tolist()])), 100_000, axis=0)
+    drawn = np.array(draw(rows, mx.random.key(3)))
+    assert chi_square(np.bincount(drawn, minlength=10), probabilities) < CHI_SQUARE_999[9]
+
+
+@pytest.mark.parametrize("way", ["one seed, a key a step", "a seed a sample"])
+def test_tokens_that_a_chooser_draws_have_the_rules_distribution(way):
+    n = 1500
+    logits = mx.array(np.log([[0.3, 0.05, 0.2, 0.25, 0.15, 0.05]]).astype(np.float32))
+    sampling = Sampling(temperature=0.7, top_k=5, top_p=0.999)
+    if way == "a seed a sample":
+        choosers = [Chooser(sampling, seed, [], 6) for seed in sample_seeds(12, n)]
+        tokens = [choose(logits).token for choose in choosers]
+    else:
+        choose = Chooser(sampling, 12, [], 6)
+        tokens = [choose(logits).token for _ in range(n)]
+    drawn = np.bincount(np.array(mx.concatenate(tokens)), minlength=6)
+    expected = numpy_rules(np.array(logits)[0], sampling)
+    assert (drawn[expected == 0] == 0).all()
+    assert chi_square(drawn[expected > 0], expected[expected > 0]) < CHI_SQUARE_999[4]
+
+
+def test_the_repetition_penalty_is_that_of_transformers():
+    import torch
+    from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor
+
+    rng = np.random.default_rng(4)
+    for penalty in (0.5, 1.0, 1.3, 5.0):
+        logits = rng.standard_normal((1, 30)).astype(np.float32)
+        context = rng.integers(0, 30, 12).tolist()
+        expected = RepetitionPenaltyLogitsProcessor(penalty)(torch.tensor([context]), torch.tensor(logits)).numpy()
+        got = apply_penalties(
+            mx.array(logits), token_counts(context, 30), Sampling(repetition_penalty=penalty, top_k=None)
+        )
+        np.testing.assert_allclose(np.array(got), expected, rtol=0, atol=1e-6)
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.integers(0, 9), max_size=20),
+    st.one_of(st.none(), st.floats(-2, 2, width=32)),
+    st.one_of(st.none(), st.floats(-2, 2, width=32)),
+    st.one_of(st.none(), st.floats(0.25, 4, width=32)),
+)
+def test_penalties_are_those_of_numpy(context, presence, frequency, repetition):
+    logits = np.random.default_rng(5).standard_normal(10).astype(np.float32)
+    expected = logits.astype(np.float64)
+    for token in set(context):
+        if repetition is not None:
+            expected[token] = expected[token] / repetition if expected[token] > 0 else expected[token] * repetition
+        expected[token] -= (presence or 0) + (frequency or 0) * context.count(token)
+    sampling = Sampling(presence_penalty=presence, frequency_penalty=frequency, repetition_penalty=repetition)
+    got = apply_penalties(mx.array(logits[None]), token_counts(context, 10), sampling)
+    np.testing.assert_allclose(np.array(got)[0], expected, rtol=0, atol=1e-5)
+
+
+def test_a_chooser_counts_its_own_tokens():
+    """Greedy with a presence penalty goes down the ranking, one token after another."""
+    logits = mx.array([[4.0, 3.0, 2.0, 1.0]])
+    choose = Chooser(Sampling(temperature=0, presence_penalty=100.0), 0, [1], 4)
+    assert [int(choose(logits).token.item()) for _ in range(3)] == [0, 2, 3]
+
+
+def test_bias_adds_and_bans():
+    logits = mx.array([[1.0, 2.0, 3.0]])
+    assert apply_bias(logits, {0: 5.5, 2: -math.inf}).tolist() == [[6.5, 2.0, -math.inf]]
+    with pytest.raises(OptionError, match="token 3"):
+        apply_bias(logits, {3: 1.0})
+
+
+def test_logprobs_are_the_models_own_whatever_the_rules():
+    logits = mx.array([[2.0, 1.0, 0.0, -1.0]])
+    choose = Chooser(Sampling(temperature=0.3, top_k=2, logit_bias={1: 50.0}), 0, [], 4, candidates=9)
+    choice = choose(logits)
+    expected = oracles.log_softmax(np.array(logits, dtype=np.float64))[0]
+    assert choice.token.item() == 1
+    assert choice.logprob.item() == pytest.approx(expected[1], abs=1e-6)
+    ids, logprobs, ruled = choice.top
+    assert ids.tolist() == [0, 1, 2, 3]  # by the model's own ranking, and no more than the vocabulary
+    np.testing.assert_allclose(np.array(logprobs), expected, atol=1e-6)
+    assert ruled.tolist() == [0.0, 1.0, 0.0, 0.0]
+
+
+WRONG = [
+    ("temperature", [-0.1, math.nan, math.inf, -math.inf, None, "hot", True, 10**400]),
+    ("top_k", [0, -3, 2.5, "many", True]),
+    ("top_p", [0, -0.1, 1.01, math.nan, math.inf, "most", 10**400]),
+    ("min_p", [-0.1, 1.1, math.nan, "some"]),
+    ("repetition_penalty", [0, -1, math.nan, math.inf, "much"]),
+    ("presence_penalty", [math.nan, math.inf, "much"]),
+    ("frequency_penalty", [math.nan, -math.inf, "much"]),
+    ("logit_bias", [{-1: 1.0}, {0: math.nan}, {0: math.inf}, {"a": 1.0}, {1.5: 1.0}, {0: "much"}]),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [pytest.param(name, value, id=f"{name}={str(value)[:9]}") for name, values in WRONG for value in values],
+)
+def test_a_wrong_option_is_told_in_one_line_that_names_it(name, value):
+    with pytest.raises(OptionError, match=name) as caught:
+        Sampling(**{name: value})
+    assert "\n" not in str(caught.value)
+
+
+def test_the_largest_and_smallest_right_options_are_taken():
+    Sampling(temperature=0, top_k=1, top_p=1, min_p=1, repetition_penalty=1e-3, logit_bias={0: -math.inf, 5: 3})
+    Sampling(temperature=100, top_k=10**9, top_p=1e-9, min_p=0, presence_penalty=-2, frequency_penalty=2)
+    assert mx.array_equal(apply_top_k(mx.array([[1.0, 2.0]]), 10**9), mx.array([[1.0, 2.0]]))
+
+
+def test_seeds():
+    assert checked_seed(7) == 7
+    assert checked_seed(2**63 - 1) == 2**63 - 1
+    assert len({checked_seed(None) for _ in range(20)}) > 1
+    for wrong in (-1, 2**63, 1.5, "x", True):
+        with pytest.raises(OptionError, match="seed"):
+            checked_seed(wrong)
+    assert sample_seeds(5, 4) == sample_seeds(5, 4)
+    assert sample_seeds(5, 4)[:2] == sample_seeds(5, 2)
+    assert sample_seeds(5, 1) == [5]
+    assert len(set(sample_seeds(5, 1000))) == 1000
+    with pytest.raises(OptionError, match="num_samples"):
+        sample_seeds(5, 0)
+
+
+def test_the_largest_seed_is_a_key():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tokens = [Chooser(Sampling(temperature=1), seed, [], 1000)(mx.zeros((1, 1000))).token.item() for seed in SEEDS]
+    assert len(set(tokens)) == len(SEEDS), "seeds that differ only in their upper half differ"
+
+
+SEEDS = (0, 1, 2**32, 2**32 + 1, 2**63 - 1)

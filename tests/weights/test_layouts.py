@@ -1,0 +1,259 @@
+"""Each published layout is matched to the decoder, and every tensor that does not fit is named before any is read."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mlx.utils import tree_flatten
+from safetensors.numpy import save, save_file
+
+from mlxgen.errors import ModelError
+from mlxgen.network.config import GPT2Config
+from mlxgen.network.decoder import GPT2
+from mlxgen.weights.files.headers import StoredTensor, read_header, read_headers, weight_files
+from mlxgen.weights.layouts import HEAD, decoder_shapes, match
+
+CONFIG = GPT2Config.from_dict(
+    {"n_embd": 8, "n_head": 2, "n_layer": 2, "n_positions": 6, "vocab_size": 11, "n_inner": 20}
+)
+UNTIED = GPT2Config.from_dict(
+    {"n_embd": 8, "n_head": 2, "n_layer": 2, "n_positions": 6, "vocab_size": 11, "tie_word_embeddings": False}
+)
+PACKED = GPT2Config.from_dict(
+    {"n_embd": 64, "n_head": 2, "n_layer": 1, "vocab_size": 11, "quantization": {"group_size": 32, "bits": 4}}
+)
+CONV1D = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
+
+Tensors = dict[str, StoredTensor]
+
+
+def tensor(*shape: int, dtype: str = "F32") -> StoredTensor:
+    return StoredTensor(Path("model.safetensors"), dtype, shape)
+
+
+def checkpoint(config: GPT2Config, prefix: str) -> Tensors:
+    """The tensors of a checkpoint with this prefix, as its publisher writes them."""
+    stored = {}
+    for name, shape in decoder_shapes(config).items():
+        turned = prefix != "model." and name.endswith(CONV1D)
+        published = name if name == HEAD else prefix + name.removeprefix("model.")
+        stored[published] = tensor(*(shape[::-1] if turned else shape))
+    return stored
+
+
+def refusal(stored: Tensors, config: GPT2Config = CONFIG) -> str:
+    with pytest.raises(ModelError) as caught:
+        match(stored, config)
+    assert str(caught.value).isprintable()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("config", [CONFIG, UNTIED])
+def test_the_shapes_are_those_of_the_decoder(config: GPT2Config) -> None:
+    parameters = {name: array.shape for name, array in tree_flatten(GPT2(config).parameters())}
+    assert decoder_shapes(config) == parameters
+
+
+@pytest.mark.parametrize("config", [CONFIG, UNTIED])
+@pytest.mark.parametrize("prefix", ["", "transformer.", "model."])
+def test_every_layout_gives_every_parameter(prefix: str, config: GPT2Config) -> None:
+    layout = match(checkpoint(config, prefix), config)
+    assert layout.sources.keys() == decoder_shapes(config).keys()
+    turned = {target for target, source in layout.sources.items() if source.transpose}
+    products = {target for target in layout.sources if target.endswith(CONV1D)}
+    assert turned == (set() if prefix == "model." else products)
+
+
+@pytest.mark.parametrize("prefix", ["", "transformer."])
+def test_mask_buffers_are_ignored(prefix: str) -> None:
+    stored = checkpoint(CONFIG, prefix)
+    for layer in range(2):
+        stored[f"{prefix}h.{layer}.attn.bias"] = tensor(1, 1, 6, 6, dtype="U8")
+        stored[f"{prefix}h.{layer}.attn.masked_bias"] = tensor()
+    assert match(stored, CONFIG).sources.keys() == decoder_shapes(CONFIG).keys()
+
+
+def test_missing_unexpected_and_wrongly_shaped_tensors_are_all_named() -> None:
+    stored = checkpoint(CONFIG, "transformer.")
+    del stored["transformer.h.1.ln_2.bias"]
+    stored["transformer.h.2.ln_1.bias"] = tensor(8)
+    stored["score.weight"] = tensor(2, 8)
+    stored["transformer.h.0.mlp.c_fc.weight"] = tensor(20, 8)
+    message = refusal(stored)
+    assert "missing transformer.h.1.ln_2.bias" in message
+    assert "unexpected score.weight, transformer.h.2.ln_1.bias" in message
+    assert "transformer.h.0.mlp.c_fc.weight is [20, 8] where config.json says [8, 20]" in message
+
+
+def test_every_missing_tensor_is_named() -> None:
+    stored = {name: tensor for name, tensor in checkpoint(CONFIG, "").items() if ".mlp." not in name}
+    parts = ("c_fc.weight", "c_fc.bias", "c_proj.weight", "c_proj.bias")
+    names = ", ".join(f"h.{layer}.mlp.{part}" for layer in (0, 1) for part in parts)
+    assert refusal(stored).endswith(f"missing {names}")
+
+
+def test_a_config_of_other_sizes_is_told_by_the_embedding() -> None:
+    stored = checkpoint(CONFIG, "") | {"wte.weight": tensor(12, 8)}
+    assert "wte.weight is [12, 8] where config.json says [11, 8]" in refusal(stored)
+
+
+def test_the_names_of_strangers_cannot_forge_a_message() -> None:
+    message = refusal(checkpoint(CONFIG, "") | {"x\n\x1b[31mError: fine": tensor(1)})
+    assert "unexpected x\\n\\x1b[31mError: fine" in message
+
+
+def test_an_untied_head_must_be_there() -> None:
+    stored = checkpoint(UNTIED, "transformer.")
+    del stored[HEAD]
+    assert "missing lm_head.weight" in refusal(stored, UNTIED)
+
+
+def test_a_tied_head_may_be_stored_on_either_side_or_both() -> None:
+    both = checkpoint(CONFIG, "transformer.") | {HEAD: tensor(11, 8)}
+    assert HEAD in match(both, CONFIG).sources
+    only_head = {name: tensor for name, tensor in both.items() if name != "transformer.wte.weight"}
+    layout = match(only_head, CONFIG)
+    assert HEAD not in layout.sources and layout.sources["model.wte.weight"].name == HEAD
+
+
+@pytest.mark.parametrize("dtype", ["F64", "I8", "U32", "BOOL"])
+def test_weights_must_be_float32_float16_or_bfloat16(dtype: str) -> None:
+    stored = checkpoint(CONFIG, "") | {"ln_f.bias": tensor(8, dtype=dtype)}
+    assert f"ln_f.bias is of type {dtype}" in refusal(stored)
+
+
+def pack(stored: Tensors, path: str) -> Tensors:
+    rows, columns = stored[f"{path}.weight"].shape
+    return stored | {
+        f"{path}.weight": tensor(rows, columns // 8, dtype="U32"),
+        f"{path}.scales": tensor(rows, columns // 32, dtype="F16"),
+        f"{path}.biases": tensor(rows, columns // 32, dtype="F16"),
+    }
+
+
+def test_packed_layers_are_those_with_scales() -> None:
+    stored = checkpoint(PACKED, "model.")
+    for path in ("model.wte", "model.h.0.mlp.c_fc"):
+        stored = pack(stored, path)
+    assert match(stored, PACKED).packed.keys() == {"model.wte", "model.h.0.mlp.c_fc"}
+
+
+def test_packed_layers_that_do_not_fit_are_named() -> None:
+    stored = pack(checkpoint(PACKED, "model."), "model.wte")
+    assert "missing model.wte.biases" in refusal(
+        {name: tensor for name, tensor in stored.items() if name != "model.wte.biases"}, PACKED
+    )
+    assert "[11, 2]" in refusal(stored | {"model.wte.scales": tensor(11, 4, dtype="F16")}, PACKED)
+    assert "quantization" in refusal(
+        stored, GPT2Config.from_dict({"n_embd": 64, "n_head": 2, "n_layer": 1, "vocab_size": 11})
+    )
+
+
+# --- the files
+
+
+def small_file(folder: Path, name: str = "model.safetensors", **arrays: np.ndarray) -> Path:
+    save_file(arrays or {"a": np.zeros((2, 3), np.float32), "b": np.ones(4, np.float16)}, folder / name)
+    return folder / name
+
+
+def test_a_header_gives_names_types_and_shapes(tmp_path: Path) -> None:
+    file = small_file(tmp_path)
+    assert read_header(file) == {
+        "a": StoredTensor(file, "F32", (2, 3)),
+        "b": StoredTensor(file, "F16", (4,)),
+    }
+
+
+def test_a_file_cut_anywhere_is_refused_in_one_line(tmp_path: Path) -> None:
+    file = small_file(tmp_path)
+    whole = file.read_bytes()
+    for length in range(len(whole)):
+        file.write_bytes(whole[:length])
+        with pytest.raises(ModelError, match=r"model\.safetensors") as caught:
+            read_header(file)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        [],
+        {"a": 1},
+        {"a": {"dtype": "F32", "shape": [2]}},
+        {"a": {"dtype": "F32", "shape": [2], "data_offsets": [0]}},
+        {"a": {"dtype": "F32", "shape": [2], "data_offsets": [8, 0]}},
+        {"a": {"dtype": "F32", "shape": [-2], "data_offsets": [0, 8]}},
+        {"a": {"dtype": "F32", "shape": ["2"], "data_offsets": [0, 8]}},
+        {"a": {"dtype": "F32", "shape": [2**62], "data_offsets": [0, 2**64]}},
+        {"a": {"dtype": "F32", "shape": [3], "data_offsets": [0, 8]}},
+        {"a": {"dtype": ["F32"], "shape": [2], "data_offsets": [0, 8]}},
+        {"a": {"dtype": "X9", "shape": [2], "data_offsets": [0, 8]}},
+        {"a": {"dtype": "F32", "shape": None, "data_offsets": [0, 8]}},
+    ],
+)
+def test_a_header_that_lies_is_refused(tmp_path: Path, header: object) -> None:
+    text = json.dumps(header).encode()
+    (tmp_path / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + bytes(8))
+    with pytest.raises(ModelError, match=r"model\.safetensors"):
+        read_header(tmp_path / "model.safetensors")
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_a_file_with_changed_bytes_is_read_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    whole = bytearray(save({"a": np.zeros((2, 3), np.float32), "b": np.ones(4, np.float16)}))
+    for _ in range(data.draw(st.integers(1, 4))):
+        whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
+    file = tmp_path_factory.getbasetemp() / "changed.safetensors"
+    file.write_bytes(whole)
+    try:
+        read_header(file)
+    except ModelError as error:
+        assert "\n" not in str(error)
+
+
+def write_index(folder: Path, weight_map: object) -> None:
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+
+def test_shards_are_those_of_the_index(tmp_path: Path) -> None:
+    first = small_file(tmp_path, "model-00001-of-00002.safetensors", a=np.zeros(2, np.float32))
+    second = small_file(tmp_path, "model-00002-of-00002.safetensors", b=np.zeros(2, np.float32))
+    small_file(tmp_path, "model-old.safetensors")
+    write_index(tmp_path, {"a": first.name, "b": second.name})
+    assert weight_files(tmp_path) == [first, second]
+    assert {name: tensor.file for name, tensor in read_headers(tmp_path).items()} == {"a": first, "b": second}
+    second.unlink()
+    with pytest.raises(ModelError, match=r"model-00002-of-00002\.safetensors, which is not there"):
+        weight_files(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "weight_map", [{}, None, [], {"a": 1}, {"a": "../model.safetensors"}, {"a": "/etc/passwd"}, {"a": ".."}]
+)
+def test_an_index_that_names_no_files_beside_it_is_refused(tmp_path: Path, weight_map: object) -> None:
+    write_index(tmp_path, weight_map)
+    with pytest.raises(ModelError, match=r"index\.json"):
+        weight_files(tmp_path)
+
+
+def test_a_tensor_in_two_shards_is_refused(tmp_path: Path) -> None:
+    small_file(tmp_path, "model-1.safetensors")
+    small_file(tmp_path, "model-2.safetensors")
+    with pytest.raises(ModelError, match="in both model-1"):
+        read_headers(tmp_path)
+
+
+def test_pytorch_weights_only_point_to_convert(tmp_path: Path) -> None:
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(ModelError, match=r"mlxgen convert .*mlxgen\[torch\]"):
+        weight_files(tmp_path)
+    (tmp_path / "pytorch_model.bin").unlink()
+    with pytest.raises(ModelError, match="has no weights"):
+        weight_files(tmp_path)

@@ -1,0 +1,61 @@
+"""The model card: where a model comes from, what was done to it, and its licence."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mlxgen import __version__
+from mlxgen.weights.sources.record import Checkpoint
+
+KEPT = ("license", "license_name", "license_link", "language", "datasets", "base_model")
+
+
+def card(checkpoint: Checkpoint, name: str, done: Sequence[str]) -> str:
+    """README.md's text. done: what was done, a sentence each."""
+    meta = _metadata(checkpoint.folder)
+    kept = {key: meta[key] for key in KEPT if meta.get(key)}
+    entries = {**kept, "library_name": "mlx", "pipeline_tag": "text-generation", "tags": ["mlx", "gpt2"]}
+    origin = checkpoint.where.name or str(checkpoint.where.resolve().name)
+    if checkpoint.repo is not None:
+        entries["base_model"] = checkpoint.repo
+        origin = f"[{checkpoint.repo}](https://huggingface.co/{checkpoint.repo}), revision `{checkpoint.commit}`"
+    licence = kept.get("license_name") or kept.get("license") or "not stated by the source"
+    steps = "\n".join(f"- {sentence}" for sentence in done)
+    # What is JSON is YAML too.
+    front = "".join(f"{key}: {json.dumps(value, ensure_ascii=False)}\n" for key, value in entries.items())
+    return f"""---
+{front}---
+
+# {name}
+
+A GPT-2 for MLX, made from {origin} ({checkpoint.kind}) by mlxgen {__version__}.
+
+{steps}
+
+Licence: {licence}.
+
+    mlxgen generate -m PATH "Once upon a time"
+    mlx_lm.generate --model PATH --prompt "Once upon a time"
+"""
+
+
+def licence_files(folder: Path) -> list[Path]:
+    return [path for path in sorted(folder.glob("LICENSE*")) if path.is_file()]
+
+
+def _metadata(folder: Path) -> Mapping[str, Any]:
+    """The head of a README.md; {} where there is none that can be read."""
+    path = folder / "README.md"
+    if not path.is_file():
+        return {}
+    from huggingface_hub import metadata_load
+
+    try:
+        meta = metadata_load(path)
+        json.dumps(meta)  # YAML knows dates, which JSON does not
+    except Exception:  # a stranger's YAML: a card without a licence is no reason to fail
+        return {}
+    return meta if isinstance(meta, dict) else {}

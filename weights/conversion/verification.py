@@ -1,0 +1,84 @@
+"""Whether a converted model still says what its source says: the same text through both."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import mlx.core as mx
+
+from mlxgen import device
+from mlxgen.errors import ModelError
+from mlxgen.sampling.softmax import log_softmax
+from mlxgen.weights.conversion.plan import Weights
+
+if TYPE_CHECKING:
+    from mlxgen.network.decoder import GPT2
+
+MAX_TOKENS = 256
+#: Lincoln's address at Gettysburg, 1863: in the public domain, and long enough to tell models apart.
+TEXT = (
+    "Four score and seven years ago our fathers brought forth on this continent, a new nation, conceived in "
+    "Liberty, and dedicated to the proposition that all men are created equal.\n\n"
+    "Now we are engaged in a great civil war, testing whether that nation, or any nation so conceived and so "
+    "dedicated, can long endure. We are met on a great battle-field of that war. We have come to dedicate a "
+    "portion of that field, as a final resting place for those who here gave their lives that that nation might "
+    "live. It is altogether fitting and proper that we should do this.\n\n"
+    "But, in a larger sense, we can not dedicate -- we can not consecrate -- we can not hallow -- this ground. "
+    "The brave men, living and dead, who struggled here, have consecrated it, far above our poor power to add or "
+    "detract. The world will little note, nor long remember what we say here, but it can never forget what they "
+    "did here. It is for us the living, rather, to be dedicated here to the unfinished work which they who fought "
+    "here have thus far so nobly advanced.\n"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """The same text through the source and through the result."""
+
+    tokens: int
+    largest_difference: float  # between two logits
+    perplexity_before: float
+    perplexity_after: float
+
+
+def compare(weights: Weights, folder: Path) -> Verification:
+    """Compare the source with the model folder made from it. One after the other is in memory. Raises ModelError."""
+    from mlxgen.text.tokenizer import load_tokenizer
+    from mlxgen.weights.load import open_decoder
+
+    config = weights.config
+    ids = load_tokenizer(folder, n_embeddings=config.vocab_size).encode(TEXT)
+    ids = [token for token in ids if token < config.vocab_size][: min(MAX_TOKENS, config.n_positions)]
+    if len(ids) < 2:
+        raise ModelError(f"{folder}: its tokenizer knows nothing of the text that --verify uses; convert without it")
+    tokens = mx.array(ids)
+    before = _logits(_source_decoder(weights), tokens)
+    after = _logits(open_decoder(folder), tokens)
+    difference = float(mx.abs(before - after).max())
+    return Verification(len(ids), difference, _perplexity(before, tokens), _perplexity(after, tokens))
+
+
+def _source_decoder(weights: Weights) -> GPT2:
+    from mlxgen.network.decoder import GPT2
+    from mlxgen.weights.layouts import decoder_shapes
+
+    decoder = GPT2(weights.config)
+    arrays = ((target, weights.plain(target)) for target in decoder_shapes(weights.config))
+    decoder.load_weights([(target, array.astype(device.compute_dtype(array.dtype))) for target, array in arrays])
+    decoder.eval()
+    return decoder
+
+
+def _logits(decoder: GPT2, tokens: mx.array) -> mx.array:
+    logits = decoder(tokens[None])[0].astype(mx.float32)  # [n, V]
+    mx.eval(logits)
+    return logits
+
+
+def _perplexity(logits: mx.array, tokens: mx.array) -> float:
+    chosen = mx.take_along_axis(log_softmax(logits)[:-1], tokens[1:, None], axis=-1)
+    loss = -float(chosen.mean())
+    return math.exp(loss) if loss < 700 else math.inf

@@ -1,0 +1,35 @@
+"""OpenAI's release of GPT-2: hparams.json, encoder.json, vocab.bpe and a TensorFlow checkpoint.
+
+Only TensorFlow itself reads that checkpoint, and it is far larger than all of mlxgen. The same weights are on the hub.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mlxgen.errors import ModelError
+from mlxgen.network.config import read_json
+
+BY_LAYERS = {12: "gpt2", 24: "gpt2-medium", 36: "gpt2-large", 48: "gpt2-xl"}
+PIECES = ("*.ckpt*.index", "*.ckpt*.data-*", "*.ckpt*.meta")  # a PyTorch file may be called model.ckpt
+
+
+def refuse_release(folder: Path) -> None:
+    """Raise ModelError, naming the same model on the hub, where ``folder`` is a TensorFlow checkpoint."""
+    if not any(any(folder.glob(piece)) for piece in PIECES) and not (
+        (folder / "checkpoint").is_file() and (folder / "hparams.json").is_file()
+    ):
+        return
+    if any(folder.glob("*.safetensors")) or any(folder.glob("pytorch_model*.bin")):
+        return
+    layers = read_json(folder / "hparams.json").get("n_layer") if (folder / "hparams.json").is_file() else None
+    name = BY_LAYERS.get(layers) if isinstance(layers, int) else None
+    if name is None:
+        raise ModelError(
+            f"{folder}: a TensorFlow checkpoint, which only TensorFlow reads; convert it to PyTorch first "
+            "(transformers has a script for GPT-2's), then convert the result"
+        )
+    raise ModelError(
+        f"{folder}: OpenAI's TensorFlow checkpoint, which only TensorFlow reads; OpenAI's own {name} is "
+        f"openai-community/{name} on the hub: `mlxgen convert {name}`"
+    )

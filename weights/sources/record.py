@@ -1,0 +1,40 @@
+"""What every source of weights comes down to: lazy tensors with names, and what is known about them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlxgen.weights.files.headers import StoredTensor
+
+if TYPE_CHECKING:
+    import mlx.core as mx
+
+
+@dataclass(frozen=True, slots=True)
+class LazyTensor:
+    """A tensor that can be had: what it is, and how to read it."""
+
+    stored: StoredTensor
+    read: Callable[[], mx.array]
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What a source holds. `folder` is where its tokenizer is looked for."""
+
+    kind: str  # in words: "nanoGPT checkpoint"
+    entries: Mapping[str, Any]  # of a config.json
+    tensors: Mapping[str, LazyTensor]  # in a layout that layouts.match knows
+    folder: Path
+    where: Path  # what errors name
+    dataset: str | None = None  # the name of nanoGPT's data folder
+    repo: str | None = None  # on the hub
+    commit: str | None = None
+    activation_assumed: bool = False  # a state dict does not say it
+
+    @property
+    def stored(self) -> dict[str, StoredTensor]:
+        return {name: held.stored for name, held in self.tensors.items()}

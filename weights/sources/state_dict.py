@@ -1,0 +1,142 @@
+"""A state dict without a model folder around it: whose it is, and the config that follows from its shapes.
+
+GPT-2's own lineage keeps its products as "Conv1D", [in, out]; nanoGPT and minGPT as nn.Linear, [out, in]. The shape of
+c_attn (three times as many outputs as inputs) tells which. Both have mask buffers where nanoGPT finds no flash
+attention; only minGPT has a head of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mlxgen.errors import ModelError
+from mlxgen.network.config import read_json
+from mlxgen.weights.sources import mingpt, nanogpt
+from mlxgen.weights.sources.record import Checkpoint, LazyTensor
+
+WRAPPED = ("module.", "_orig_mod.")  # DistributedDataParallel, torch.compile
+LINEAR_PREFIX = "model."  # the layout whose weights are [out, in]
+MASK = re.compile(r"(.*\.)?h\.0\.attn\.bias")
+#: Entries of a config.json that nanoGPT's and minGPT's configs have under the same name.
+SHARED_ENTRIES = ("vocab_size", "n_layer", "n_head", "n_embd")
+
+
+def plain_names(tensors: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
+    """The tensors under names of a layout that `layouts.match` knows, rid of what wrappers put before them."""
+    plain: dict[str, LazyTensor] = {}
+    for name, held in tensors.items():
+        while name.startswith(WRAPPED):
+            name = name.partition(".")[2]
+        name = name.replace("lm_head.decoder.", "lm_head.")  # DialoGPT's first files
+        plain[name] = held
+    if any(name.startswith("model.transformer.") for name in plain):  # a training framework's module around it
+        plain = {name.removeprefix("model."): held for name, held in plain.items()}
+    return {_linear_name(name): held for name, held in plain.items()} if is_linear(plain) else plain
+
+
+def is_linear(tensors: Mapping[str, LazyTensor]) -> bool:
+    """Whether the products are kept as [out, in]."""
+    shape = next((held.stored.shape for name, held in tensors.items() if name.endswith("h.0.attn.c_attn.weight")), ())
+    return len(shape) == 2 and shape[0] == 3 * shape[1]
+
+
+def _linear_name(name: str) -> str:
+    if name.startswith(("lm_head.", LINEAR_PREFIX)):
+        return name
+    return LINEAR_PREFIX + name.removeprefix("transformer.")
+
+
+def checkpoint_of(content: Any, tensors: dict[str, LazyTensor], file: Path, config: Path | None) -> Checkpoint:
+    """The checkpoint in one file. content: what the file held around its tensors. Raises ModelError."""
+    given = _given(config, file)
+    if mingpt.is_first_version(tensors):
+        kind, entries, named = "minGPT state dict", mingpt.FIRST_ENTRIES, mingpt.first_version(tensors)
+    else:
+        named = plain_names(tensors)
+        arguments = content.get("model_args") if isinstance(content, Mapping) else None
+        if isinstance(arguments, Mapping):
+            kind, entries = "nanoGPT checkpoint", nanogpt.ENTRIES | _from_gpt(arguments)
+        elif not is_linear(named):
+            kind, entries = "state dict", {}
+        elif any(MASK.fullmatch(name) for name in named) and not _is_tied(named):
+            kind, entries = "minGPT state dict", mingpt.ENTRIES
+        else:
+            kind, entries = "nanoGPT state dict", nanogpt.ENTRIES
+    entries = {"model_type": "gpt2", **_sizes(named, file), **entries, **given}
+    if not any(entries.get(name) is not None for name in ("n_head", "num_attention_heads")):
+        raise ModelError(
+            f"{file}: the weights do not say how many heads they are for; "
+            'give --config FILE, a config.json with at least {"n_head": …}'
+        )
+    if is_linear(named):
+        named = nanogpt.with_biases(named)
+        entries.setdefault("tie_word_embeddings", "lm_head.weight" not in named)
+    assumed = given.get("activation_function") is None
+    return Checkpoint(kind, entries, named, file.parent, file, nanogpt.dataset(content), activation_assumed=assumed)
+
+
+def _is_tied(tensors: Mapping[str, LazyTensor]) -> bool:
+    """Whether the head is the embedding: the same numbers, or only one of the two is there."""
+    head, embedding = tensors.get("lm_head.weight"), tensors.get("model.wte.weight")
+    if head is None or embedding is None:
+        return True
+    if head.stored.shape != embedding.stored.shape:
+        return False
+    import mlx.core as mx
+
+    return bool(mx.array_equal(head.read(), embedding.read(), equal_nan=True).item())
+
+
+def _given(config: Path | None, file: Path) -> dict[str, Any]:
+    """The config that was named, or that lies beside the weights."""
+    beside = file.parent / "config.json"
+    path = config or (beside if beside.is_file() else None)
+    if path is None:
+        return {}
+    raw = read_json(path)
+    if isinstance(raw.get("model"), dict):  # minGPT's: {"system": …, "data": …, "model": …}
+        raw = raw["model"]
+    return _from_gpt(raw) if "block_size" in raw else raw
+
+
+def _from_gpt(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """nanoGPT's or minGPT's settings as entries of a config.json."""
+    entries = {name: arguments[name] for name in SHARED_ENTRIES if arguments.get(name) is not None}
+    if arguments.get("block_size") is not None:
+        entries["n_positions"] = arguments["block_size"]
+    return entries
+
+
+def _sizes(tensors: Mapping[str, LazyTensor], file: Path) -> dict[str, Any]:
+    """What the shapes say."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    layers = set()
+    for name, held in tensors.items():
+        rest = name.removeprefix("transformer.").removeprefix("model.")
+        shapes[rest] = held.stored.shape
+        if found := re.match(r"h\.(\d+)\.", rest):
+            layers.add(found[1])
+    embedding = shapes.get("wte.weight") or shapes.get("lm_head.weight") or ()
+    positions = shapes.get("wpe.weight", ())
+    if len(embedding) != 2 or len(positions) != 2 or not layers:
+        raise ModelError(f"{file}: not the weights of a GPT-2 (it has {_some(tensors)})")
+    sizes = {
+        "vocab_size": embedding[0],
+        "n_embd": embedding[1],
+        "n_positions": positions[0],
+        "n_layer": len(layers),
+    }
+    inner = shapes.get("h.0.mlp.c_fc.bias") or shapes.get("h.0.mlp.c_fc.weight") or ()
+    if inner and max(inner) != 4 * embedding[1]:
+        sizes["n_inner"] = max(inner)
+    return sizes
+
+
+def _some(tensors: Mapping[str, LazyTensor]) -> str:
+    from mlxgen.weights.files.headers import shown
+
+    names = [shown(name) for name in tensors]
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
