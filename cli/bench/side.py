@@ -20,7 +20,7 @@ def open_mlxgen(folder: Path) -> Runner:
     """What mlxgen's own loop does, without text: prefill in chunks, then steps that are sent before they are read."""
     import mlx.core as mx
 
-    from mlxgen.device import prepare
+    from mlxgen.device import lay_out_weights
     from mlxgen.generation.session import Session
     from mlxgen.model import Model
     from mlxgen.network.cache import make_cache
@@ -28,7 +28,7 @@ def open_mlxgen(folder: Path) -> Runner:
     from mlxgen.weights.load import open_decoder
 
     decoder = open_decoder(folder)
-    prepare(decoder)
+    lay_out_weights(decoder)
     model = Model("bench", decoder.config, decoder, None, frozenset())  # type: ignore[arg-type]  # ids need no text
 
     def run(prompts: Prompts, new: int) -> Iterator[object]:

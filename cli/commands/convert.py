@@ -64,20 +64,21 @@ def convert(
     quantization (bits, group_size; or null), cache_bytes_per_token, tokenizer, warnings, verification (tokens,
     largest_difference, perplexity_before, perplexity_after; or null), uploaded (an address, or null).
     """
-    from mlxgen.weights import conversion, upload
+    from mlxgen.weights.conversion import converter
+    from mlxgen.weights.hub.upload import upload
 
     with _bar(quiet) as progress:
-        done = conversion.convert(
+        done = converter.convert(
             source,
             quantize=None if quantize is None else int(quantize),
-            group_size=conversion.GROUP_SIZE if group_size is None else int(group_size),
+            group_size=converter.GROUP_SIZE if group_size is None else int(group_size),
             progress=progress,
             warn=lambda warning: say(f"{CLEARED if progress else ''}Warning: {warning}"),
             **options,
         )
-    address = None if repo is None else upload.upload(done.folder, repo)
+    address = None if repo is None else upload(done.folder, repo)
     if as_json:
-        write_json({**conversion.as_json(done), "uploaded": address})
+        write_json({**converter.as_json(done), "uploaded": address})
     elif not quiet:
         write("".join(f"{name:<12}{value}\n" for name, value in _summary(done, address)))
 

@@ -213,7 +213,7 @@ def test_the_peak_of_memory_is_that_of_the_whole_batch(model: mlxgen.Model, monk
 
 def test_what_caches_of_files_hold_counts_as_free(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     module = importlib.import_module("mlxgen.generation.batching")
-    monkeypatch.setattr(module.backend, "on_cpu", lambda: True)
+    monkeypatch.setattr(module.device, "on_cpu", lambda: True)
     monkeypatch.setattr(module, "MEMORY_FACTS", str(tmp_path / "meminfo"))
     assert module._free_memory() > 0  # no such file, as on macOS
     (tmp_path / "meminfo").write_text("MemTotal:  9000 kB\nMemFree:  10 kB\nMemAvailable:  3000 kB\n")

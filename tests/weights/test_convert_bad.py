@@ -16,7 +16,8 @@ from click.testing import CliRunner
 from mlxgen.cli.main import main
 from mlxgen.errors import MlxgenError
 from mlxgen.network.config import GPT2Config
-from mlxgen.weights import conversion, convert, verify
+from mlxgen.weights import convert
+from mlxgen.weights.conversion import converter, verification
 
 from .. import oracles
 
@@ -139,7 +140,7 @@ def test_warnings_are_shown_though_the_run_fails_later(
     def fails(*_: Any) -> None:
         raise MlxgenError("no comparison")
 
-    monkeypatch.setattr(conversion, "compare", fails)
+    monkeypatch.setattr(converter, "compare", fails)
     result = CliRunner().invoke(main, ["convert", str(source), "-o", str(tmp_path / "out"), "--verify"])
     assert result.exit_code == 1
     assert result.stderr == "Warning: model.wte.weight holds NaN: the model cannot work\nError: no comparison\n"
@@ -150,7 +151,7 @@ def test_verify_keeps_the_digits_over_a_whole_vocabulary() -> None:
     exact = numbers.astype(np.float64)
     loss = np.log(np.exp(exact).sum(-1))[:-1] - exact[[0, 1, 2], [5, 50000, 7]]
     wanted = np.exp(loss.mean())
-    assert abs(verify._perplexity(mx.array(numbers), mx.array([0, 5, 50000, 7])) / wanted - 1) < 1e-6
+    assert abs(verification._perplexity(mx.array(numbers), mx.array([0, 5, 50000, 7])) / wanted - 1) < 1e-6
 
 
 def test_the_terminal_tells_what_was_done(tmp_path: Path, source: Path) -> None:

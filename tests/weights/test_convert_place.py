@@ -137,7 +137,7 @@ def test_a_full_disk_at_the_first_byte(tmp_path: Path, source: Path, monkeypatch
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from mlxgen.weights import convert, place
+from mlxgen.weights import convert
 
 def tensor(done, total, name):
     if done == 7:
