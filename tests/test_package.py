@@ -104,12 +104,3 @@ def test_what_is_imported_is_declared() -> None:
                     modules = [node.module or ""]
                 for module in modules:
                     assert module.partition(".")[0] in known, f"{file.name} imports {module}"
-
-
-def test_imports_go_one_way() -> None:
-    """cli may import weights and the runtime, weights the runtime; `mlxgen.load` alone goes the other way."""
-    for file in (ROOT / "mlxgen").rglob("*.py"):
-        text = file.read_text()
-        assert "mlxgen.cli" not in text or file.name == "__main__.py", file.name
-    for file in (ROOT / "weights").rglob("*.py"):
-        assert "mlxgen.cli" not in file.read_text(), file.name
