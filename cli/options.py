@@ -2,225 +2,65 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
+
+from mlxgen.cli.settings import SETTINGS, F
 
 if TYPE_CHECKING:
     from mlxgen.generation.answer import Options
     from mlxgen.model import Model
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-MAX_SEED = 2**63 - 1
-ESCAPES = {r"\n": "\n", r"\t": "\t", r"\r": "\r", r"\\": "\\"}
-
-
-class OrOff(click.ParamType[Any]):
-    """A number, or "off" for a rule that does not apply."""
-
-    def __init__(self, number: click.ParamType[Any]) -> None:
-        self.number = number
-        self.name = f"{number.name} or off"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if isinstance(value, str) and value.lower() in ("off", "none"):
-            return None
-        return self.number.convert(value, param, ctx)
-
-
-class TokenBias(click.ParamType[tuple[int, float]]):
-    """TOKEN=BIAS, a token id and what is added to its logit."""
-
-    name = "token=bias"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, float]:
-        try:
-            token, bias = str(value).split("=")
-            return int(token), float(bias)
-        except ValueError:
-            self.fail(f"{value!r} is not a token id, an equals sign and a number, such as 50256=-5", param, ctx)
-
-
-class StopText(click.types.StringParamType):
-    """A stop text; from the environment, the whole value is one."""
-
-    def split_envvar_value(self, rv: str) -> list[str]:
-        return [rv]
-
-
-def _stop_texts(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
-    if "" in values:
-        raise click.BadParameter("a stop text must have at least one character", ctx, param)
-    return tuple(re.sub(r"\\[ntr\\]", lambda found: ESCAPES[found[0]], value) for value in values)
-
-
-def _apply(function: F, options: list[Callable[[F], F]]) -> F:
-    for option in reversed(options):
-        function = option(function)
-    return function
+model_option = click.option(
+    "-m",
+    "--model",
+    default="fairy-tales",
+    envvar="MLXGEN_MODEL",
+    show_default=True,
+    metavar="MODEL",
+    help="A folder, a hub id (owner/name), an alias such as gpt2, or the bundled fairy-tales.",
+)
+revision_option = click.option("--revision", metavar="REF", help="Branch, tag or commit of a model on the hub.")
+quiet_option = click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors to standard error.")
 
 
 def model_options(function: F) -> F:
-    return _apply(
-        function,
-        [
-            click.option(
-                "-m",
-                "--model",
-                default="fairy-tales",
-                envvar="MLXGEN_MODEL",
-                show_default=True,
-                help="A folder, a hub id (owner/name), an alias such as gpt2, or the bundled fairy-tales.",
-            ),
-            click.option("--revision", help="Branch, tag or commit of a model on the hub."),
-        ],
-    )
+    return model_option(revision_option(function))
 
 
-def generation_options(function: F, max_tokens: int = 256) -> F:
-    """How much to generate (by default `max_tokens`), by which rules, with which cache: see `generation`."""
-    return _apply(
-        function,
-        [
-            click.option(
-                "-n",
-                "--max-tokens",
-                type=click.IntRange(min=1),
-                default=max_tokens,
-                show_default=True,
-                help="Most tokens to generate.",
-            ),
-            click.option(
-                "-t",
-                "--temperature",
-                type=float,
-                default=0.8,
-                show_default=True,
-                help="Divides the logits; below 1 is safer, above 1 wilder, 0 is greedy.",
-            ),
-            click.option(
-                "-k",
-                "--top-k",
-                type=OrOff(click.INT),
-                default=40,
-                show_default=True,
-                metavar="N|off",
-                help="Choose among the N most probable tokens.",
-            ),
-            click.option(
-                "-p",
-                "--top-p",
-                type=OrOff(click.FLOAT),
-                metavar="P|off",
-                help="Choose among the smallest leading set whose probability reaches P.",
-            ),
-            click.option(
-                "--min-p",
-                type=OrOff(click.FLOAT),
-                metavar="P|off",
-                help="Drop tokens below P times the most probable one.",
-            ),
-            click.option("--greedy", is_flag=True, help="Always the most probable token; as --temperature 0."),
-            click.option(
-                "--repetition-penalty",
-                type=float,
-                metavar="X",
-                help="Divide the logits of tokens already there by X (above 1 repeats less).",
-            ),
-            click.option(
-                "--presence-penalty",
-                type=float,
-                metavar="X",
-                help="Take X off the logits of tokens already there.",
-            ),
-            click.option(
-                "--frequency-penalty",
-                type=float,
-                metavar="X",
-                help="Take X off the logits of tokens already there, once for each time.",
-            ),
-            click.option(
-                "--logit-bias",
-                type=TokenBias(),
-                multiple=True,
-                metavar="TOKEN=BIAS",
-                help="Add BIAS to a token's logit; -inf bans it. Repeatable.",
-            ),
-            click.option(
-                "--seed",
-                type=click.IntRange(0, MAX_SEED),
-                help="Makes the choices repeatable; a fresh one is drawn without it.",
-            ),
-            click.option(
-                "--stop",
-                type=StopText(),
-                multiple=True,
-                callback=_stop_texts,
-                metavar="TEXT",
-                help=r"End before this text appears; \n, \t, \r and \\ are understood. Repeatable.",
-            ),
-            click.option("--ignore-eos", is_flag=True, help="Go on past the model's end token."),
-            click.option(
-                "--max-kv-size",
-                type=click.IntRange(min=1),
-                metavar="N",
-                help="Keep at most N positions in the cache, the oldest going first.",
-            ),
-            click.option(
-                "--keep",
-                type=click.IntRange(min=0),
-                default=0,
-                show_default=True,
-                metavar="N",
-                help="Never drop the first N positions, when the cache rotates or slides.",
-            ),
-            click.option(
-                "--overflow",
-                type=click.Choice(["stop", "slide"]),
-                default="stop",
-                show_default=True,
-                help="At the end of the model's position table: stop, or go on from the newest half.",
-            ),
-        ],
-    )
+def generation_options(function: F) -> F:
+    """Add every option of `SETTINGS`: how much to generate, by which rules, with which cache. See `generation`."""
+    for setting in reversed(SETTINGS):
+        function = setting.declare(function)
+    return function
 
 
 def guess_options(function: F) -> F:
-    """Ways to more than one token from a pass through the network: see `draft_model`."""
-    return _apply(
-        function,
-        [
-            click.option(
-                "--lookahead",
-                is_flag=True,
-                help="Guess from the text so far and check several tokens at once: sooner where text repeats itself.",
-            ),
-            click.option(
-                "--draft",
-                metavar="MODEL",
-                help="Let a smaller model of the same vocabulary guess, such as distilgpt2 for gpt2-xl.",
-            ),
-        ],
+    """Add the two ways to get several tokens from one pass through the network. See `draft_model`."""
+    lookahead = click.option(
+        "--lookahead",
+        is_flag=True,
+        help="Guess tokens from the text so far and check several at once: faster where text repeats itself.",
     )
+    draft = click.option(
+        "--draft",
+        metavar="MODEL",
+        help="Guess tokens with a smaller model of the same vocabulary, such as distilgpt2 for gpt2-xl.",
+    )
+    return lookahead(draft(function))
 
 
 def output_options(function: F) -> F:
-    return _apply(
-        function,
-        [
-            click.option("--json", "as_json", is_flag=True, help="One JSON object a line instead of text."),
-            click.option(
-                "--stats/--no-stats",
-                default=None,
-                help="Statistics and hints on standard error.  [default: only on a terminal]",
-            ),
-            click.option("-q", "--quiet", is_flag=True, help="Nothing on standard error but errors."),
-        ],
+    as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line instead of text.")
+    stats = click.option(
+        "--stats/--no-stats",
+        default=None,
+        help="Print statistics and hints to standard error.  [default: only on a terminal]",
     )
+    return as_json(stats(quiet_option(function)))
 
 
 def open_model(given: Mapping[str, Any]) -> Model:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlxgen.cli.output import guesses_in_words, say, size
+from mlxgen.cli.settings import CHAT_SETTINGS, OFF, SWITCH, Setting
 from mlxgen.errors import OptionError
 
 if TYPE_CHECKING:
@@ -15,21 +16,6 @@ if TYPE_CHECKING:
     from mlxgen.generation.loop import Step
 
 Ask = Callable[[str], str]
-
-SETTINGS = (
-    "max_tokens",
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "ignore_eos",
-    "seed",
-)
-OFF = ("off", "none")
-TRUTH = {"on": True, "true": True, "yes": True, "off": False, "false": False, "no": False}
 
 
 class Leave(Exception):
@@ -93,7 +79,7 @@ class Commands:
         """change an option, such as temperature=0.7 or top_p=off; alone, show them"""
         if not rest:
             options: Any = self.conversation.options
-            values = {name: options.get(name) for name in SETTINGS} | {"seed": self.conversation.seed}
+            values = {name: options.get(name) for name in CHAT_SETTINGS} | {"seed": self.conversation.seed}
             say("  ".join(f"{name}={'off' if value is None else value}" for name, value in values.items()))
             return
         for word in rest.split():
@@ -133,9 +119,9 @@ class Commands:
 
         name, equals, text = word.partition("=")
         name = name.replace("-", "_")
-        if not equals or name not in SETTINGS:
-            raise OptionError(f"cannot set {word!r}: /set NAME=VALUE with NAME one of {', '.join(SETTINGS)}")
-        value = _value(name, text)
+        if not equals or name not in CHAT_SETTINGS:
+            raise OptionError(f"cannot set {word!r}: /set NAME=VALUE with NAME one of {', '.join(CHAT_SETTINGS)}")
+        value = _value(CHAT_SETTINGS[name], text)
         if name == "seed":
             self.conversation.seed = checked_seed(value)
             return
@@ -143,7 +129,7 @@ class Commands:
             raise OptionError(f"max_tokens must be a whole number of at least 1, not {text}")
         options: dict[str, Any] = {**self.conversation.options, name: value}
         Sampling(**{key: options[key] for key in SAMPLING if key in options})
-        self.conversation.options = options  # type: ignore[assignment]  # SETTINGS are names of Options
+        self.conversation.options = options  # type: ignore[assignment]  # CHAT_SETTINGS are names of Options
 
 
 COMMANDS: dict[str, tuple[Callable[[Commands, str], None], str]] = {
@@ -161,19 +147,19 @@ COMMANDS: dict[str, tuple[Callable[[Commands, str], None], str]] = {
 }
 
 
-def _value(name: str, text: str) -> Any:
-    if name == "ignore_eos":
-        if text.lower() not in TRUTH:
-            raise OptionError(f"ignore_eos is on or off, not {text!r}")
-        return TRUTH[text.lower()]
-    if text.lower() in OFF and name not in ("temperature", "max_tokens"):
+def _value(setting: Setting, text: str) -> Any:
+    if setting.is_flag:
+        if text.lower() not in SWITCH:
+            raise OptionError(f"{setting.name} is on or off, not {text!r}")
+        return SWITCH[text.lower()]
+    if setting.can_be_off and text.lower() in OFF:
         return None
     for number in (int, float):
         try:
             return number(text)
         except ValueError:
             continue
-    raise OptionError(f"{name} takes a number, not {text!r}")
+    raise OptionError(f"{setting.name} takes a number, not {text!r}")
 
 
 def _file(rest: str, command: str) -> Path:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mlxgen.cli.options import generation, generation_options, model_options, open_model
+from mlxgen.cli.options import generation, generation_options, model_options, open_model, quiet_option
+from mlxgen.cli.settings import LINE_SETTINGS
 
 if TYPE_CHECKING:
     from mlxgen.cli.jsonl.reader import Line
@@ -16,28 +17,14 @@ if TYPE_CHECKING:
     from mlxgen.generation.batching import BatchGeneration, Request
     from mlxgen.model import Model
 
-# What a line may set for itself, besides its prompt.
-LINE_OPTIONS = (
-    "max_tokens",
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "seed",
-    "stop",
-    "ignore_eos",
-)
 RESULT = frozenset({"tokens", "sample"})  # what shows that an object is a result of this command
-LINE_KEYS = ("prompt", "id", *LINE_OPTIONS, "num_samples", "metadata")
+LINE_KEYS = ("prompt", "id", *LINE_SETTINGS, "num_samples", "metadata")
 
 
 @click.command(short_help="Answer many prompts at once.")
 @click.argument("source", metavar="[IN]", default="-")
 @click.option(
-    "-o", "--output", default="-", metavar="OUT", help='Where the answers go; "-", the default, is standard output.'
+    "-o", "--output", default="-", metavar="OUT", help='File for the answers, or "-" for standard output.  [default: -]'
 )
 @click.option(
     "--format",
@@ -45,13 +32,13 @@ LINE_KEYS = ("prompt", "id", *LINE_OPTIONS, "num_samples", "metadata")
     type=click.Choice(["auto", "jsonl", "text"]),
     default="auto",
     show_default=True,
-    help="What a line of IN is: JSON, or the prompt itself. auto goes by the file's name, or its first line.",
+    help="Whether the lines of IN are JSON or plain text. auto decides by the file's name, or by its first line.",
 )
 @click.option(
     "--batch-size",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Rows at once.  [default: what fits into memory, at most 32]",
+    help="Generate up to N answers at once.  [default: as many as fit into memory, at most 32]",
 )
 @click.option(
     "--num-samples",
@@ -59,31 +46,32 @@ LINE_KEYS = ("prompt", "id", *LINE_OPTIONS, "num_samples", "metadata")
     default=1,
     show_default=True,
     metavar="N",
-    help="Answers to each prompt, each with a seed of its own that follows from the prompt's.",
+    help="Generate N answers per prompt, each with its own seed derived from the prompt's.",
 )
-@click.option("--logprobs", is_flag=True, help="Add each token's natural log-probability under the model.")
-@click.option("--overwrite", is_flag=True, help="Start anew instead of going on with what OUT holds.")
+@click.option("--logprobs", is_flag=True, help="Add each token's log-probability (natural logarithm).")
+@click.option("--overwrite", is_flag=True, help="Start over instead of resuming from what OUT holds.")
 @model_options
 @generation_options
-@click.option("-q", "--quiet", is_flag=True, help="Nothing on standard error but errors.")
+@quiet_option
 @click.pass_context
 def batch(ctx: click.Context, /, source: str, **given: Any) -> None:
-    """Answer every prompt of IN (a file, or "-" for standard input), many at once.
+    """Answer every prompt in IN, a file or "-" for standard input, many at once.
 
-    A line of IN is a JSON string, or an object with prompt (text or token ids) and any of id, max_tokens, temperature,
-    top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty, seed, stop, ignore_eos, num_samples,
-    metadata; or, in a text file, the prompt itself. What a line does not say comes from the options.
+    Each line of IN is a JSON string, or an object with prompt (text or token ids) and optionally id, max_tokens,
+    temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty, seed, stop, ignore_eos,
+    num_samples, metadata. In a text file, each line is a prompt. The command's options apply to whatever a line
+    leaves out.
 
-    OUT gets an object for each answer: id (the line's, or its number), sample (from 0), prompt, text, tokens (ids),
-    finish_reason (stop, length, context), seed (null for greedy), prompt_tokens, generated_tokens, with --logprobs
-    logprobs, metadata where the line had it, and request, a name for what was asked. A line that cannot be answered
-    gets id, line (its number) and error, the rest goes on, and the exit status is 1.
+    OUT gets one object per answer with these keys: id (the line's own, or its number), sample (from 0), prompt, text,
+    tokens (ids), finish_reason (stop, length, context), seed (null if greedy), prompt_tokens, generated_tokens,
+    logprobs (with --logprobs), metadata (if the line has it), request (a hash of what was asked). A line that fails
+    gives an object with id, line (its number) and error. The other lines are still answered, and the exit status is 1.
 
-    Every answer is written at once. The same command again goes on where it was interrupted, and tries lines anew that
-    failed or now ask for something else; with --seed (or --greedy) the outcome is that of an uninterrupted run. At the
-    end OUT holds the answers to IN, in its order. Standard output gets the answers in order.
+    Each answer is written as soon as it is complete. Run the same command again to resume after an interruption; it
+    also retries lines that failed or have changed. With --seed or --greedy the result is the same as without the
+    interruption. At the end, OUT holds the answers in the order of IN. Standard output always gets them in that order.
 
-    mlx.launch runs it on several machines: each takes every N-th line, and the first one writes OUT.
+    With mlx.launch, several machines share the work: each takes every N-th line, and the first one writes OUT.
     """
     from mlxgen.cli.jsonl.runner import process
 
@@ -111,7 +99,7 @@ def batch(ctx: click.Context, /, source: str, **given: Any) -> None:
 def answers(
     model: Model, lines: Iterable[Line], ordered: bool, options: Options, given: Mapping[str, Any]
 ) -> Iterator[Outcome]:
-    """The lines' answers and failures, as they come or in order."""
+    """The answers to the lines and their failures, in order or as they complete."""
     from mlxgen.cli.jsonl.runner import Outcome
     from mlxgen.errors import MlxgenError
     from mlxgen.generation.batching import Failure, outcomes
@@ -149,7 +137,7 @@ def answers(
 
 
 def _request(line: Line, num_samples: int) -> Request:
-    """What a line asks for. Raises its error, or OptionError for entries that are not what they should be."""
+    """The request that a line makes. Raises the line's own error, or OptionError for invalid entries."""
     from mlxgen.errors import OptionError
     from mlxgen.generation.batching import Request
 
@@ -157,14 +145,16 @@ def _request(line: Line, num_samples: int) -> Request:
         raise line.error
     entries = line.entries
     if unknown := sorted(set(entries) - set(LINE_KEYS)):
-        raise OptionError(f"unknown key {unknown[0]!r}; a line has {', '.join(LINE_KEYS)} (own data under metadata)")
+        raise OptionError(
+            f"unknown key {unknown[0]!r}; a line has {', '.join(LINE_KEYS)} (put your own data under metadata)"
+        )
     prompt = entries.get("prompt")
     if not isinstance(prompt, str | list):
         raise OptionError("prompt must be text or a list of token ids" if "prompt" in entries else "prompt is missing")
     count = entries.get("num_samples", num_samples)
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise OptionError(f"num_samples must be a whole number of at least 1, not {count!r}")
-    options: Options = {name: entries[name] for name in LINE_OPTIONS if name in entries}  # type: ignore[assignment]
+    options: Options = {name: entries[name] for name in LINE_SETTINGS if name in entries}  # type: ignore[assignment]
     stop = options.get("stop", ())
     if not isinstance(stop, str) and not (
         isinstance(stop, list | tuple) and all(isinstance(text, str) for text in stop)

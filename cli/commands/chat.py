@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mlxgen.chat.templates import NAMES, TEMPLATES
 from mlxgen.cli.options import (
     draft_model,
     generation,
@@ -20,6 +21,7 @@ from mlxgen.cli.options import (
     output_options,
 )
 from mlxgen.cli.output import chatty, say
+from mlxgen.cli.settings import CHAT_SETTINGS
 from mlxgen.errors import MlxgenError
 
 if TYPE_CHECKING:
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from mlxgen.cli.chat.answerer import Answerer
     from mlxgen.cli.chat.slash_commands import Commands
 
-ANSWER_TOKENS = 128  # a turn of a conversation is shorter than a text
+ANSWER_TOKENS = 128  # a turn is shorter than a text
 
 
 @click.command(
@@ -39,34 +41,39 @@ ANSWER_TOKENS = 128  # a turn of a conversation is shorter than a text
 @guess_options
 @click.option(
     "--template",
-    type=click.Choice(["auto", "model", "dialogpt", "plain", "story"]),
+    type=click.Choice(NAMES),
     default="auto",
     show_default=True,
-    help="How turns are written down for the model: its own chat template, DialoGPT's, named speakers, or one story.",
+    help="How turns are written for the model: its own chat template, DialoGPT's format, named speakers, or one story."
+    " auto takes model where there is one, dialogpt for a DialoGPT, otherwise story.",
 )
-@click.option("--system", default="", metavar="TEXT", help="A text that stands before the conversation.")
-@click.option("--load", "saved", metavar="FILE", help="Go on with a conversation that /save wrote.")
-@click.option("--history", metavar="FILE", help="Where typed lines are kept between runs.  [default: ~/.local/state]")
+@click.option("--system", default="", metavar="TEXT", help="Text placed before the conversation.")
+@click.option("--load", "saved", metavar="FILE", help="Continue a conversation saved with /save.")
+@click.option(
+    "--history",
+    metavar="FILE",
+    help="Keep typed lines between runs in FILE.  [default: ~/.local/state/mlxgen/chat_history]",
+)
 @output_options
 @click.pass_context
 def chat(ctx: click.Context, /, **given: Any) -> None:
-    """Talk with a model, or write a story with it.
+    """Talk to a model, or write a story with it.
 
-    On a terminal: Enter sends, Alt-Enter begins a new line, Ctrl-C stops an answer and keeps what was written, Ctrl-D
-    leaves, /help lists the commands. Otherwise each line of standard input is a turn (or a /command); one that is
-    refused does not end the run, and the exit status is 1.
+    On a terminal, Enter sends, Alt-Enter starts a new line, Ctrl-C stops an answer and keeps what it has so far,
+    Ctrl-D quits, and /help lists the commands. Otherwise each line of standard input is a turn or a /command. A line
+    that is rejected does not end the run, but the exit status is then 1.
 
-    --json prints one object for each answer, with these keys: turn, user, text, finish_reason (stop, length,
-    context, interrupted), seed, attempt, tokens (ids), prompt_tokens, generated_tokens, computed_positions (put through
-    the network for it and kept), context_length, cache_length, slides, prompt_tps, generation_tps (tokens per second),
-    guesses and accepted (tokens guessed by --lookahead or --draft, and how many were right). A line that is refused
-    gets line (its number), user and error.
+    --json prints one object per answer with these keys: turn, user, text, finish_reason (stop, length, context,
+    interrupted), seed, attempt, tokens (ids), prompt_tokens, generated_tokens, computed_positions (processed by the
+    network for this answer and kept), context_length, cache_length, slides, prompt_tps and generation_tps (tokens
+    per second), guesses and accepted (tokens guessed by --lookahead or --draft, and how many of them were right).
+    A rejected line gives an object with line (its number), user and error.
     """
     import mlxgen
     from mlxgen.chat.conversation import Conversation, system_tokens
     from mlxgen.chat.templates import choose_template
     from mlxgen.cli.chat.answerer import Answerer
-    from mlxgen.cli.chat.slash_commands import COMMANDS, SETTINGS, Commands
+    from mlxgen.cli.chat.slash_commands import COMMANDS, Commands
     from mlxgen.generation.answer import SESSION
 
     options: Any = generation(ctx, given)
@@ -94,13 +101,13 @@ def chat(ctx: click.Context, /, **given: Any) -> None:
     from mlxgen.cli.chat.input_line import default_history, input_line
 
     history = Path(given["history"]).expanduser() if given["history"] else default_history()
-    ask = input_line(COMMANDS, SETTINGS, history)
+    ask = input_line(COMMANDS, CHAT_SETTINGS, history)
     answerer.note(_greeting(conversation))
     while True:
         try:
             _turn(conversation, answerer, Commands(conversation, answerer, ask), ask(""))
         except KeyboardInterrupt:  # at the input line: the line is dropped
-            answerer.note("(Ctrl-D or /exit leaves)")
+            answerer.note("(Ctrl-D or /exit quits)")
         except EOFError:
             return
         except MlxgenError as error:
@@ -108,7 +115,7 @@ def chat(ctx: click.Context, /, **given: Any) -> None:
 
 
 def _all_lines(conversation: Conversation, answerer: Answerer) -> bool:
-    """A turn for each line of standard input; whether all went well. One that is refused does not end the others."""
+    """Take each line of standard input as a turn. A line that is rejected does not end the run, but returns False."""
     from mlxgen.cli.chat.slash_commands import Commands
 
     good = True
@@ -123,7 +130,7 @@ def _all_lines(conversation: Conversation, answerer: Answerer) -> bool:
 
 
 def _turn(conversation: Conversation, answerer: Answerer, commands: Commands, line: str) -> None:
-    """One input: a command, or words to answer. An empty line lets a story go on. Raises EOFError to leave."""
+    """Run one input: a command, or text to answer. An empty line continues a story. Raises EOFError to quit."""
     from mlxgen.cli.chat.slash_commands import Leave
 
     if line.startswith("/") and not line.startswith("//"):
@@ -138,23 +145,20 @@ def _turn(conversation: Conversation, answerer: Answerer, commands: Commands, li
 
 
 def _lines() -> Iterator[tuple[int, str]]:
-    """The lines of standard input that are not empty, with their numbers."""
+    """The non-empty lines of standard input with their numbers."""
     if sys.stdin is None:
         raise click.UsageError("no input: standard input is closed")
     for number, raw in enumerate(sys.stdin.buffer, 1):
         try:
             line = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
         except UnicodeDecodeError:
-            raise click.UsageError(f"line {number} of standard input is not UTF-8 text; convert it") from None
+            raise click.UsageError(
+                f"line {number} of standard input is not UTF-8 text; convert it with iconv -t UTF-8"
+            ) from None
         if line.strip():
             yield number, line
 
 
 def _greeting(conversation: Conversation) -> str:
-    how = {
-        "story": "a story: write a line, and the model goes on; an empty line lets it write more",
-        "plain": "named speakers",
-        "dialogpt": "a dialogue",
-        "model": "the model's own chat template",
-    }[conversation.template.name]
+    how = TEMPLATES[conversation.template.name]
     return f"{conversation.session.model.name}, {how}. /help lists the commands."

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from mlxgen.generation.results import Generation
     from mlxgen.model import Model
 
-FULL_HINT = "Hint: the prompt fills all {:,} positions of the model; --overflow slide goes on from there."
-SPACE_HINT = "Hint: the prompt ends in a space, but GPT-2's tokens begin with theirs: text goes better without it."
+FULL_HINT = "Hint: the prompt fills all {:,} positions of the model; use --overflow slide to continue."
+SPACE_HINT = "Hint: the prompt ends with a space. GPT-2's words begin with theirs, so text continues better without it."
 
 
 @click.command(short_help="Continue a prompt.")
@@ -41,33 +41,34 @@ SPACE_HINT = "Hint: the prompt ends in a space, but GPT-2's tokens begin with th
     default=1,
     show_default=True,
     metavar="N",
-    help="Several answers, each with a seed of its own that follows from --seed.",
+    help="Generate N answers, each with its own seed derived from --seed.",
 )
 @click.option(
-    "--echo/--no-echo", default=None, help="Show the prompt before the answer.  [default: only on a terminal]"
+    "--echo/--no-echo", default=None, help="Print the prompt before the answer.  [default: only on a terminal]"
 )
 @click.option(
     "--logprobs",
     type=click.IntRange(min=0),
     default=0,
     metavar="N",
-    help="Report the N most probable tokens of each step: on standard error, or in --json.",
+    help="Report the N most probable tokens of each step on standard error, or with --json in the output.",
 )
 @output_options
 @click.pass_context
 def generate(ctx: click.Context, /, prompt: str | None, **given: Any) -> None:
-    """Continue PROMPT, which is the argument or else standard input ("-" for standard input).
+    """Continue PROMPT. Without it, or for "-", the prompt is read from standard input.
 
-    The answer goes to standard output as it is generated, then one line break; an empty line stands between samples.
+    The answer is written to standard output as it is generated, and ends with a line break. An empty line separates
+    samples.
 
-    --json prints one object for each sample, with these keys: model, prompt, text (the answer alone), tokens
-    (ids), logprobs (natural logs under the model, one a token), candidates (with --logprobs: for each token a
-    list of token, text, probability, rule_probability, kept), finish_reason (stop, length, context), sample
-    (from 0), seed, prompt_tokens, generated_tokens, prompt_tps, generation_tps (tokens per second), peak_memory
-    (bytes), guesses and accepted (tokens guessed by --lookahead or --draft, and how many were right).
+    --json prints one object per sample with these keys: model, prompt, text (without the prompt), tokens (ids),
+    logprobs (natural logarithms, one per token), candidates (with --logprobs; per token a list of objects with
+    token, text, probability, rule_probability, kept), finish_reason (stop, length, context), sample (from 0), seed,
+    prompt_tokens, generated_tokens, prompt_tps and generation_tps (tokens per second), peak_memory (bytes), guesses
+    and accepted (tokens guessed by --lookahead or --draft, and how many of them were right).
 
-    --lookahead changes how soon the text comes and not the text. So does --draft for greedy text; sampled text keeps
-    its distribution, but a seed gives another one than without the draft.
+    --lookahead changes the speed but not the text, and so does --draft for greedy text. For sampled text, --draft
+    keeps the distribution, but a seed gives a different text than without it.
     """
     import mlxgen
     from mlxgen.sampling.chooser import sample_seeds
@@ -75,10 +76,10 @@ def generate(ctx: click.Context, /, prompt: str | None, **given: Any) -> None:
     text = read_prompt(prompt)
     options = generation(ctx, given)
     if given["as_json"] and given["echo"]:
-        raise click.UsageError("--json has the prompt as a key of its own; leave out --echo")
+        raise click.UsageError("--json has the prompt as a key; leave out --echo")
     if given["logprobs"] and given["quiet"] and not given["as_json"]:
         raise click.UsageError(
-            "--logprobs goes to standard error, which --quiet keeps empty; give one of them, or --json"
+            "--logprobs writes to standard error and --quiet writes nothing there; leave out one of them, or add --json"
         )
     seeds = sample_seeds(given["seed"], given["num_samples"])
     quiet, as_json = given["quiet"], given["as_json"]
@@ -106,7 +107,7 @@ def generate(ctx: click.Context, /, prompt: str | None, **given: Any) -> None:
 
 
 def _stream(model: Model, prompt: str, options: Options, shown_first: str) -> Generation:
-    """Generate, showing each piece of text as soon as it is certain."""
+    """Generate, and print each piece of text as soon as it is final."""
     from mlxgen.generation.answer import prompt_ids, stream
     from mlxgen.generation.results import Recorder
 
@@ -155,7 +156,7 @@ def _entries(model: Model, record: Generation, sample: int) -> dict[str, Any]:
 
 
 def _say_candidates(model: Model, record: Generation) -> None:
-    """A line a step: the chosen token and its log-probability, then the candidates; a cut one is in brackets."""
+    """Print a line per step: the token, its log-probability, and the candidates, excluded ones in brackets."""
     for token, logprob, candidates in zip(record.tokens, record.logprobs, record.candidates, strict=True):
         shown = (
             f"{candidate.text!r} {candidate.probability:.3f}"

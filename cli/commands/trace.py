@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 import sys
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from mlxgen.cli.options import generation, generation_options, model_options, open_model
+from mlxgen.cli.options import generation, generation_options, model_options, open_model, quiet_option
 from mlxgen.cli.output import chatty, prefill_bar, say, size, write_json
 from mlxgen.cli.prompt import read_prompt
 
@@ -20,23 +19,25 @@ STEPS = 20
 
 
 class Head(click.ParamType[tuple[int, int]]):
-    """LAYER.HEAD, both counted from 0."""
+    """LAYER.HEAD: two numbers, each counted from 0."""
 
     name = "layer.head"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
         found = re.fullmatch(r"(\d+)\.(\d+)", str(value))
         if not found:
-            self.fail(f"{value!r} is not a layer, a dot and a head, such as 0.3", param, ctx)
+            self.fail(f"expected LAYER.HEAD, such as 0.3, not {value!r}", param, ctx)
         return int(found[1]), int(found[2])
 
 
-@click.command(short_help="See why each token was chosen.")
+@click.command(short_help="See why each token was chosen.", context_settings={"default_map": {"max_tokens": STEPS}})
 @click.argument("prompt", required=False)
 @model_options
-@partial(generation_options, max_tokens=STEPS)
-@click.option("--html", type=click.Path(dir_okay=False, writable=True), metavar="FILE", help="Write a page instead.")
-@click.option("--open", "open_page", is_flag=True, help="Show the page in the browser.")
+@generation_options
+@click.option(
+    "--html", type=click.Path(dir_okay=False, writable=True), metavar="FILE", help="Write an HTML page instead."
+)
+@click.option("--open", "open_page", is_flag=True, help="Open the page in the browser.")
 @click.option("--pause", is_flag=True, help="Wait for a key after each step.")
 @click.option(
     "--candidates",
@@ -44,32 +45,34 @@ class Head(click.ParamType[tuple[int, int]]):
     default=8,
     show_default=True,
     metavar="N",
-    help="How many candidates to print for each step.",
+    help="Print the N most probable tokens of each step.",
 )
-@click.option("--lens", is_flag=True, help="Also what each layer would choose at the newest position.")
+@click.option(
+    "--lens", is_flag=True, help="Also show what each layer would choose at the newest position (logit lens)."
+)
 @click.option(
     "--attention",
     type=Head(),
     multiple=True,
     metavar="LAYER.HEAD",
-    help="Also what this head looks at from the newest position; both count from 0. Repeatable.",
+    help="Also show what this head attends to from the newest position. Both count from 0. Repeatable.",
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON object with every number.")
-@click.option("-q", "--quiet", is_flag=True, help="Nothing on standard error but errors.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object with every number.")
+@quiet_option
 @click.pass_context
 def trace(ctx: click.Context, /, prompt: str | None, **given: Any) -> None:
-    """Generate from PROMPT as `mlxgen generate` does, and show each step in its five stages: the context, the
-    transformer and its cache, the logits, how the rules make a choice of them, and what is appended.
+    """Generate from PROMPT like `mlxgen generate`, and show the five stages of each step: context, transformer,
+    logits, sampling, append.
 
-    With --html FILE the same is written as one page that needs no network: step through it, and change the rules to
-    see what they do. PROMPT is the argument or else standard input ("-" for standard input).
+    With --html FILE, write the same as one page that needs no network. Step through it, and change the sampling rules
+    to see their effect. Without PROMPT, or for "-", the prompt is read from standard input.
     """
     import mlxgen
 
     text = read_prompt(prompt)
     options = generation(ctx, given)
     if given["open_page"] and not given["html"]:
-        raise click.UsageError("--open shows the page that --html FILE writes; give a FILE", ctx)
+        raise click.UsageError("--open needs the page; add --html FILE", ctx)
     model = open_model(given)
     options["progress"] = prefill_bar(given["quiet"])
     steps = options.pop("max_tokens")

@@ -15,7 +15,14 @@ USER, ASSISTANT = "User:", "Assistant:"  # the speakers of the plain template
 PARAGRAPH = "\n\n"
 MARKER = "the-answer-stands-here"
 
-NAMES = ("auto", "model", "dialogpt", "plain", "story")
+# Each template's name, and what a conversation is in it.
+TEMPLATES = {
+    "model": "the model's own chat template",
+    "dialogpt": "a dialogue in DialoGPT's format",
+    "plain": "a dialogue of named speakers",
+    "story": "a story: write a line and the model continues; an empty line lets it write more",
+}
+NAMES = ("auto", *TEMPLATES)
 
 
 class Message(TypedDict):

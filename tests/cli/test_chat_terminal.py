@@ -155,7 +155,7 @@ def test_ctrl_c_stops_the_answer_and_keeps_it_and_ctrl_d_leaves(chat, dialogpt):
     shown = terminal.ask("/stats")
     assert "Turns: 1." in shown and int(re.search(r"Context: ([\d,]+)", shown)[1].replace(",", "")) > 100
     terminal.send("half a line" + CTRL_C)
-    terminal.expect(r"(?s)Ctrl-D or /exit leaves.*> $")
+    terminal.expect(r"(?s)Ctrl-D or /exit quits.*> $")
     terminal.send(CTRL_D)
     assert terminal.close() == 0
 

@@ -226,7 +226,7 @@ def test_statistics_and_hints_come_when_asked_for(folder: str) -> None:
     args = ("generate", "Once upon ", "-m", folder, "-n", "5")
     assert run(*args).stderr == ""
     asked = run(*args, "--stats").stderr
-    assert "Hint: the prompt ends in a space" in asked
+    assert "Hint: the prompt ends with a space" in asked
     assert "tokens/s" in asked and "Peak memory" in asked and "Seed: " in asked
     assert run(*args, "--stats", "-q").stderr == ""
 
