@@ -48,7 +48,7 @@ HOUSE = {
                           main
                         commands
                   chat | jsonl | bench
-              options output prompt trace_view
+         options settings output prompt trace_view
     """,
 }
 PARTS = list(HOUSE)  # each may import those before it
