@@ -25,3 +25,17 @@ def check_whole(name: str, value: object, least: int) -> None:
     """Raise OptionError unless the option's value is a whole number of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise OptionError(f"{name} must be a whole number of at least {least}, not {value!r}")
+
+
+def reason_of(error: BaseException, width: int = 200) -> str:
+    """Why something failed, short and on one line: the system's words for an OSError, else the message's first line.
+
+    The name of the error's type stands in for an empty message.
+    """
+    text = getattr(error, "strerror", None) or str(error).strip() or type(error).__name__
+    return str(text).splitlines()[0].strip()[:width]
+
+
+def printable(name: str, width: int = 80) -> str:
+    """A name from an untrusted file, escaped and cut so that it fits into a one-line message."""
+    return name[:width] if name.isprintable() else ascii(name)[1:-1][:width]

@@ -13,7 +13,8 @@ import mlx.nn as nn
 
 from mlxgen import device
 from mlxgen.errors import ModelError
-from mlxgen.network.config import GPT2Config, Quantization, read_config, read_json, token_ids
+from mlxgen.json_file import read_json
+from mlxgen.network.config import GPT2Config, Quantization, read_config, token_ids
 from mlxgen.weights.files.headers import read_headers
 from mlxgen.weights.hub.resolve import resolve
 from mlxgen.weights.layouts import HEAD, Layout, match

@@ -6,25 +6,26 @@ compute is refused by name. Missing entries have the defaults of transformers' G
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from mlxgen.errors import ModelError
+from mlxgen.json_file import describe, read_json
 
-ACTIVATIONS = (
-    "gelu_new",
-    "gelu",
-    "gelu_pytorch_tanh",
-    "gelu_fast",
-    "quick_gelu",
-    "relu",
-    "silu",
-    "swish",
-    "tanh",
-)
+#: Each name of an activation function that a config.json may have, and the function in activations.py.
+ACTIVATIONS = {
+    "gelu_new": "gelu_tanh",
+    "gelu": "gelu_erf",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "quick_gelu": "quick_gelu",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+    "tanh": "tanh",
+}
 
 #: Largest value believed for each size. GPT-3 has 96 layers of 12,288; these leave room above it.
 LIMITS = {
@@ -51,8 +52,6 @@ END_OF_TEXT = 50256
 
 #: The ways of packing weights that MLX has, with the group size and bits of each where none are given.
 QUANTIZATION_MODES = {"affine": (64, 4), "mxfp4": (32, 4), "nvfp4": (16, 4), "mxfp8": (32, 8)}
-
-MAX_CONFIG_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +125,9 @@ class GPT2Config:
         activation = entries.get("activation_function")
         if activation is None:
             activation = "gelu_new"
-        if activation not in ACTIVATIONS:
+        if not isinstance(activation, str) or activation not in ACTIVATIONS:
             known = ", ".join(ACTIVATIONS)
-            raise ModelError(f"activation_function {_show(activation)} is not supported; known are {known}")
+            raise ModelError(f"activation_function {describe(activation)} is not supported; known are {known}")
         return cls(
             **sizes,
             n_inner=_size(entries, "n_inner", 4 * sizes["n_embd"]),
@@ -155,26 +154,6 @@ def read_config(folder: Path) -> GPT2Config:
         raise ModelError(f"{path}: {error}") from None
 
 
-def read_json(path: Path, max_bytes: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
-    """Read a file that must hold one JSON object of at most ``max_bytes``. Raises ModelError."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(max_bytes + 1)
-    except OSError as error:
-        raise ModelError(f"{path}: cannot be read ({error.strerror or error})") from None
-    if len(data) > max_bytes:
-        raise ModelError(f"{path}: more than {max_bytes >> 20} MB; that is not a {path.name}")
-    try:
-        value = json.loads(data)
-    except RecursionError:
-        raise ModelError(f"{path}: not a {path.name} (nested too deeply)") from None
-    except ValueError as error:  # JSONDecodeError, UnicodeDecodeError, a number of too many digits
-        raise ModelError(f"{path}: not valid JSON ({error})") from None
-    if not isinstance(value, dict):
-        raise ModelError(f"{path}: must hold a JSON object, has {_show(value)}")
-    return value
-
-
 def token_ids(entries: Mapping[str, Any], name: str, vocab_size: int, default: int | None = None) -> tuple[int, ...]:
     """The one or several token ids of an entry, those that the vocabulary has (a small model's file often
     keeps GPT-2's 50256). Raises ModelError when the entry is something else."""
@@ -182,7 +161,7 @@ def token_ids(entries: Mapping[str, Any], name: str, vocab_size: int, default: i
     ids = value if isinstance(value, list) else [] if value is None else [value]
     for item in ids:
         if type(item) is not int:
-            raise ModelError(f"{name} is {_show(value)}; it must be a token id, a list of token ids, or null")
+            raise ModelError(f"{name} is {describe(value)}; it must be a token id, a list of token ids, or null")
     return tuple(dict.fromkeys(item for item in ids if 0 <= item < vocab_size))
 
 
@@ -193,7 +172,7 @@ def _check_kind(entries: Mapping[str, Any]) -> None:
         raise ModelError('names no model_type and no sizes; a GPT-2\'s config has "model_type": "gpt2"')
     if kind is not None and kind != "gpt2":
         raise ModelError(
-            f'the model is a {_show(kind)}; mlxgen opens GPT-2 models ("model_type": "gpt2") and no others'
+            f'the model is a {describe(kind)}; mlxgen opens GPT-2 models ("model_type": "gpt2") and no others'
         )
     if _flag(entries, "add_cross_attention", False):
         raise ModelError(
@@ -208,7 +187,7 @@ def _size(entries: Mapping[str, Any], name: str, default: int) -> int:
         return default
     key, value = found
     if type(value) is not int or not 1 <= value <= LIMITS[name]:
-        raise ModelError(f"{key} is {_show(value)}; it must be a whole number from 1 to {LIMITS[name]}")
+        raise ModelError(f"{key} is {describe(value)}; it must be a whole number from 1 to {LIMITS[name]}")
     return value
 
 
@@ -217,7 +196,7 @@ def _flag(entries: Mapping[str, Any], name: str, default: bool) -> bool:
     if value is None:
         return default
     if type(value) is not bool:
-        raise ModelError(f"{name} is {_show(value)}; it must be true or false")
+        raise ModelError(f"{name} is {describe(value)}; it must be true or false")
     return value
 
 
@@ -225,7 +204,7 @@ def _epsilon(value: Any) -> float:
     if value is None:
         return 1e-5
     if type(value) not in (int, float) or not 0 < value < 1:  # False for NaN
-        raise ModelError(f"layer_norm_epsilon is {_show(value)}; it must be a number between 0 and 1")
+        raise ModelError(f"layer_norm_epsilon is {describe(value)}; it must be a number between 0 and 1")
     return float(value)
 
 
@@ -239,10 +218,10 @@ def _quantization(entries: Mapping[str, Any]) -> Quantization | None:
     if block is None:
         return None
     if not isinstance(block, dict):
-        raise ModelError(f"{name} is {_show(block)}; it must be an object")
+        raise ModelError(f"{name} is {describe(block)}; it must be an object")
     if "quant_method" in block:
         raise ModelError(
-            f"the weights are packed by {_show(block['quant_method'])}, which mlxgen cannot read; "
+            f"the weights are packed by {describe(block['quant_method'])}, which mlxgen cannot read; "
             "take the model's unpacked weights, or a folder that mlx-lm or `mlxgen convert` wrote"
         )
     top = _packing(name, block)
@@ -258,21 +237,11 @@ def _quantization(entries: Mapping[str, Any]) -> Quantization | None:
 def _packing(where: str, block: Mapping[str, Any]) -> Quantization:
     mode = block.get("mode", "affine")
     if not isinstance(mode, str) or mode not in QUANTIZATION_MODES:
-        raise ModelError(f"{where}: mode {_show(mode)} is not known; known are {', '.join(QUANTIZATION_MODES)}")
+        raise ModelError(f"{where}: mode {describe(mode)} is not known; known are {', '.join(QUANTIZATION_MODES)}")
     default_group, default_bits = QUANTIZATION_MODES[mode]
     group_size, bits = block.get("group_size", default_group), block.get("bits", default_bits)
     if type(group_size) is not int or group_size not in (16, 32, 64, 128):
-        raise ModelError(f"{where}: group_size is {_show(group_size)}; it must be 16, 32, 64 or 128")
+        raise ModelError(f"{where}: group_size is {describe(group_size)}; it must be 16, 32, 64 or 128")
     if type(bits) is not int or bits not in (2, 3, 4, 5, 6, 8):
-        raise ModelError(f"{where}: bits is {_show(bits)}; it must be 2, 3, 4, 5, 6 or 8")
+        raise ModelError(f"{where}: bits is {describe(bits)}; it must be 2, 3, 4, 5, 6 or 8")
     return Quantization(group_size, bits, mode)
-
-
-def _show(value: Any) -> str:
-    """A value from the file, short and on one line."""
-    if type(value) is int and value.bit_length() > 128:
-        return "a number far too large"
-    if isinstance(value, (dict, list)):
-        return "an object" if isinstance(value, dict) else "a list"
-    text = json.dumps(value) if isinstance(value, (str, int, float, type(None))) else type(value).__name__
-    return text if len(text) <= 60 else text[:57] + "..."

@@ -7,45 +7,18 @@ what mlx-lm writes when it converts a GPT-2.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import mlx.nn as nn
 
-from mlxgen import device
 from mlxgen.errors import ContextError
-from mlxgen.network.cpu_kernels import attention, sigmoid
+from mlxgen.network.activations import activation
+from mlxgen.network.cpu_kernels import attention
 
 if TYPE_CHECKING:
     from mlxgen.network.config import GPT2Config
-
-Activation = Callable[[mx.array], mx.array]
-
-
-def gelu_tanh(x: mx.array) -> mx.array:
-    """GELU by tanh (Hendrycks and Gimpel, 2016), GPT-2's own; x * sigmoid(2y) is the same function."""
-    return x * sigmoid(x * (1.5957691216057308 + 0.07135481282747213 * x * x))
-
-
-def gelu_erf(x: mx.array) -> mx.array:
-    """GELU by the error function: x times the normal distribution's cumulative probability."""
-    return x * (1 + mx.erf(x * math.sqrt(0.5))) * 0.5
-
-
-ACTIVATIONS: dict[str, Activation] = {
-    "gelu_new": gelu_tanh,
-    "gelu_pytorch_tanh": gelu_tanh,
-    "gelu_fast": gelu_tanh,
-    "gelu": gelu_erf,
-    "quick_gelu": lambda x: x * sigmoid(1.702 * x),
-    "relu": lambda x: mx.maximum(x, 0),
-    "silu": lambda x: x * sigmoid(x),
-    "swish": lambda x: x * sigmoid(x),
-    "tanh": mx.tanh,
-}
 
 
 class Attention(nn.Module):
@@ -78,7 +51,7 @@ class MLP(nn.Module):
         super().__init__()
         self.c_fc = nn.Linear(config.n_embd, config.n_inner)
         self.c_proj = nn.Linear(config.n_inner, config.n_embd)
-        self._activation = _activation(config.activation_function)
+        self._activation = activation(config.activation_function)
 
     def __call__(self, x: mx.array) -> mx.array:
         return self.c_proj(self._activation(self.c_fc(x)))
@@ -163,9 +136,3 @@ class GPT2(nn.Module):
                 ' generate with overflow="slide" to go on'
             )
         return mx.arange(offset, offset + L)
-
-
-def _activation(name: str) -> Activation:
-    """One fused kernel on Metal; the plain operations on the CPU, where fusing would need a C++ compiler."""
-    activation = ACTIVATIONS[name]
-    return activation if device.on_cpu() else partial(mx.compile, shapeless=True)(activation)

@@ -16,6 +16,7 @@ from typing import Any
 import tokenizers
 
 from mlxgen.errors import ModelError, OptionError
+from mlxgen.json_file import read_json
 from mlxgen.text.detokenizer import (
     BYTE_PIECE,
     ByteText,
@@ -27,7 +28,7 @@ from mlxgen.text.detokenizer import (
     is_local,
     piece_bytes,
 )
-from mlxgen.text.tokenizer_files import add_tokens, chat_template, opened, read_json, read_settings
+from mlxgen.text.tokenizer_files import add_tokens, chat_template, opened, read_settings
 
 # Classes whose vocab.json and merges.txt are GPT-2's byte-level BPE. A folder that names no class is one too.
 BYTE_LEVEL_CLASSES = ("", "GPT2Tokenizer", "PreTrainedTokenizer", "TokenizersBackend")

@@ -1,6 +1,5 @@
 """What the files beside a vocabulary say: settings, added and special tokens, the chat template."""
 
-import json
 import operator
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -8,8 +7,10 @@ from typing import Any, TypeVar
 
 import tokenizers
 
-from mlxgen.errors import ModelError
+from mlxgen.errors import ModelError, reason_of
+from mlxgen.json_file import read_json
 
+MAX_BYTES = 64 << 20  # a settings file may list every token
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 T = TypeVar("T")
 
@@ -17,9 +18,9 @@ T = TypeVar("T")
 def read_settings(folder: Path) -> dict[str, Any]:
     """tokenizer_config.json, with special_tokens_map.json merged in as transformers does. {} where neither exists."""
     path = folder / "tokenizer_config.json"
-    settings = read_json(path) if path.is_file() else {}
+    settings = read_json(path, MAX_BYTES) if path.is_file() else {}
     path = folder / "special_tokens_map.json"
-    special = read_json(path) if path.is_file() else {}
+    special = read_json(path, MAX_BYTES) if path.is_file() else {}
     # A config that lists its added tokens is the newer format and has the last word.
     return special | settings if "added_tokens_decoder" in settings else settings | special
 
@@ -58,7 +59,7 @@ def _listed_tokens(folder: Path, settings: Mapping[str, Any], special: set[str])
         elif older.is_file():
             numbered = [
                 (int(at), tokenizers.AddedToken(text, special=text in special, normalized=text not in special))
-                for text, at in read_json(older).items()
+                for text, at in read_json(older, MAX_BYTES).items()
             ]
     except (AttributeError, TypeError, ValueError):
         raise ModelError(f"the list of added tokens in {folder} is not readable: download it again") from None
@@ -85,25 +86,14 @@ def chat_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
     return template if isinstance(template, str) else None
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    content = opened(path, lambda: json.loads(path.read_text(encoding="utf-8")))
-    if not isinstance(content, dict):
-        raise ModelError(f"{path} is not a JSON object: download it again")
-    return content
-
-
 def opened(path: Path, build: Callable[[], T]) -> T:
     """``build()``, with whatever goes wrong told in one line."""
     try:
         return build()
     except ImportError as error:
-        need = "sentencepiece" if "sentencepiece" in str(error).lower() else _first_line(error)
+        need = "sentencepiece" if "sentencepiece" in str(error).lower() else reason_of(error)
         raise ModelError(f"the tokenizer in {path} needs a package that is not installed: {need}") from error
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # the tokenizers library's panics derive from BaseException
-        raise ModelError(f"cannot read the tokenizer file {path}: {_first_line(error)}") from error
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ModelError(f"cannot read the tokenizer file {path}: {reason_of(error)}") from error

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mlxgen.errors import ModelError
-from mlxgen.network.config import read_json
+from mlxgen.json_file import read_json
 
 #: Bytes of one element. Types of under a byte do not occur in checkpoints of GPT-2.
 ITEMSIZE = {

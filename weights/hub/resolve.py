@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from mlxgen.errors import ModelError, OptionError
-from mlxgen.network.config import read_config, read_json
+from mlxgen.json_file import read_json
+from mlxgen.network.config import read_config
 from mlxgen.weights.files.headers import INDEX, SINGLE, weight_files
 from mlxgen.weights.hub.download import fetch_weights
 

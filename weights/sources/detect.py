@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlxgen.errors import ModelError
-from mlxgen.network.config import read_json
+from mlxgen.json_file import read_json
 from mlxgen.weights.files.headers import INDEX, SINGLE, TORCH_INDEX, read_header, shards, weight_files
 from mlxgen.weights.hub.resolve import ALIASES, BUNDLED, check_folder, resolve
 from mlxgen.weights.sources.record import Checkpoint, LazyTensor

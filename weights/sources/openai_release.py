@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from mlxgen.errors import ModelError
-from mlxgen.network.config import read_json
+from mlxgen.json_file import read_json
 
 BY_LAYERS = {12: "gpt2", 24: "gpt2-medium", 36: "gpt2-large", 48: "gpt2-xl"}
 PIECES = ("*.ckpt*.index", "*.ckpt*.data-*", "*.ckpt*.meta")  # a PyTorch file may be called model.ckpt

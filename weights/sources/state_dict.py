@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mlxgen.errors import ModelError
-from mlxgen.network.config import read_json
+from mlxgen.json_file import read_json
 from mlxgen.weights.sources import mingpt, nanogpt
 from mlxgen.weights.sources.record import Checkpoint, LazyTensor
 

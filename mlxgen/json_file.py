@@ -1,0 +1,41 @@
+"""Reading a JSON file that nobody vouches for: its size is limited, and errors name the file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from mlxgen.errors import ModelError, reason_of
+
+MAX_BYTES = 8 << 20
+
+
+def read_json(path: Path, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
+    """Read a file that must hold one JSON object of at most ``max_bytes``. Raises ModelError."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(max_bytes + 1)
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read ({reason_of(error)})") from None
+    if len(data) > max_bytes:
+        raise ModelError(f"{path}: larger than {max_bytes >> 20} MB, so it is not a valid {path.name}")
+    try:
+        value = json.loads(data)
+    except RecursionError:
+        raise ModelError(f"{path}: not a valid {path.name} (nested too deeply); download it again") from None
+    except ValueError as error:  # JSONDecodeError, UnicodeDecodeError, a number of too many digits
+        raise ModelError(f"{path}: not valid JSON ({reason_of(error)}); download it again") from None
+    if not isinstance(value, dict):
+        raise ModelError(f"{path}: must hold a JSON object, but holds {describe(value)}")
+    return value
+
+
+def describe(value: Any) -> str:
+    """A value from a JSON file in a few words, on one line."""
+    if type(value) is int and value.bit_length() > 128:
+        return "a number far too large"
+    if isinstance(value, (dict, list)):
+        return "an object" if isinstance(value, dict) else "a list"
+    text = json.dumps(value) if isinstance(value, (str, int, float, type(None))) else type(value).__name__
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,53 @@
+"""The activation functions of the MLP. Which published name means which is in config.ACTIVATIONS."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+import mlx.core as mx
+
+from mlxgen import device
+from mlxgen.network.config import ACTIVATIONS
+from mlxgen.network.cpu_kernels import sigmoid
+
+Activation = Callable[[mx.array], mx.array]
+
+
+def gelu_tanh(x: mx.array) -> mx.array:
+    """GELU by tanh (Hendrycks and Gimpel, 2016), GPT-2's own; x * sigmoid(2y) is the same function."""
+    return x * sigmoid(x * (1.5957691216057308 + 0.07135481282747213 * x * x))
+
+
+def gelu_erf(x: mx.array) -> mx.array:
+    """GELU by the error function: x times the normal distribution's cumulative probability."""
+    return x * (1 + mx.erf(x * math.sqrt(0.5))) * 0.5
+
+
+def quick_gelu(x: mx.array) -> mx.array:
+    return x * sigmoid(1.702 * x)
+
+
+def relu(x: mx.array) -> mx.array:
+    return mx.maximum(x, 0)
+
+
+def silu(x: mx.array) -> mx.array:
+    return x * sigmoid(x)
+
+
+def tanh(x: mx.array) -> mx.array:
+    return mx.tanh(x)
+
+
+FUNCTIONS: dict[str, Activation] = {f.__name__: f for f in (gelu_tanh, gelu_erf, quick_gelu, relu, silu, tanh)}
+
+
+def activation(name: str) -> Activation:
+    """The function that a config.json calls ``name``.
+
+    One fused kernel on Metal; the plain operations on the CPU, where fusing would need a C++ compiler.
+    """
+    function = FUNCTIONS[ACTIVATIONS[name]]
+    return function if device.on_cpu() else partial(mx.compile, shapeless=True)(function)
