@@ -11,7 +11,8 @@ import os
 import platform
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -58,6 +59,11 @@ def compiles_steps() -> bool:
     if on_cpu():
         return setting == "on" and shutil.which("g++") is not None
     return setting != "off"
+
+
+def fused(function: Callable[[mx.array], mx.array]) -> Callable[[mx.array], mx.array]:
+    """An elementwise function as one kernel on Metal; on the CPU, where that takes a C++ compiler, as it is."""
+    return function if on_cpu() else partial(mx.compile, shapeless=True)(function)
 
 
 @contextlib.contextmanager

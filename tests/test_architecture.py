@@ -34,6 +34,7 @@ HOUSE = {
                          model
               network | sampling | text
                     device | blas
+  atomic_file | json_file | dtypes safetensors_header
                          errors
     """,
     "mlxgen.weights": """
@@ -74,7 +75,7 @@ KNOWN_IMPORTS = {
     ("mlxgen.weights.files.writer", "mlxgen.weights.conversion.plan"),
     ("mlxgen.weights.sources.detect", "mlxgen.weights.load"),
 }
-KNOWN_CPU = {"mlxgen.network.decoder", "mlxgen.generation.batching"}
+KNOWN_CPU = {"mlxgen.generation.batching"}
 KNOWN_NAMES = {"mlxgen.weights.hub.resolve"}
 KNOWN_LONG = {"mlxgen/tracing/page_assets/page.js"}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 
 import mlx.core as mx
 
@@ -45,9 +44,5 @@ FUNCTIONS: dict[str, Activation] = {f.__name__: f for f in (gelu_tanh, gelu_erf,
 
 
 def activation(name: str) -> Activation:
-    """The function that a config.json calls ``name``.
-
-    One fused kernel on Metal; the plain operations on the CPU, where fusing would need a C++ compiler.
-    """
-    function = FUNCTIONS[ACTIVATIONS[name]]
-    return function if device.on_cpu() else partial(mx.compile, shapeless=True)(function)
+    """The function that a config.json calls ``name``."""
+    return device.fused(FUNCTIONS[ACTIVATIONS[name]])
