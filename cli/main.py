@@ -1,4 +1,4 @@
-"""The command `mlxgen`: its subcommands, imported when they are asked for, and how failures are told."""
+"""The command `mlxgen`: its subcommands, imported when they are called, and errors as one line."""
 
 from __future__ import annotations
 
@@ -14,25 +14,26 @@ import click
 from mlxgen import __version__
 from mlxgen.errors import MlxgenError, OptionError
 
-# name -> module and command in it, and its line in --help, which thus imports none of them.
+# Each is a function in the module of its name in mlxgen.cli.commands. The list of them in --help imports none.
 COMMANDS = {
-    "generate": ("mlxgen.cli.commands.generate:generate", "Continue a prompt."),
-    "chat": ("mlxgen.cli.commands.chat:chat", "A conversation that stays open."),
-    "trace": ("mlxgen.cli.commands.trace:trace", "See why each token was chosen."),
-    "convert": ("mlxgen.cli.commands.convert:convert", "Make an MLX folder of a GPT-2 checkpoint."),
-    "batch": ("mlxgen.cli.commands.batch:batch", "Answer many prompts at once."),
-    "score": ("mlxgen.cli.commands.score:score", "How likely is a text."),
-    "info": ("mlxgen.cli.commands.info:info", "Layers, parameters, memory, tokenizer of a model."),
-    "bench": ("mlxgen.cli.commands.bench:bench", "Tokens per second, memory, beside a peer's."),
-    "doctor": ("mlxgen.cli.commands.doctor:doctor", "Device, BLAS, versions, hub, and what is slow and why."),
-    "models": ("mlxgen.cli.commands.models:models", "The models on this machine, and the known names."),
+    "generate": "Continue a prompt.",
+    "chat": "Talk to a model, or write a story with it.",
+    "trace": "See why each token was chosen.",
+    "convert": "Convert a GPT-2 checkpoint to an MLX folder.",
+    "batch": "Answer many prompts at once.",
+    "score": "Score how likely a text is.",
+    "info": "Show a model's layers, parameters, memory and tokenizer.",
+    "bench": "Measure tokens per second and memory, alone or against other libraries.",
+    "doctor": "Check the device, BLAS, versions and hub, and what is slow.",
+    "models": "List the models on this machine and the known names.",
 }
 
-INTERRUPTED = 130  # 128 + SIGINT, as shells count
+WRONG_USE = 2
+INTERRUPTED = 130  # 128 + SIGINT, as in shells
 
 
 class Program(click.Group):
-    """A click group with lazy subcommands, whose failures are one line: `Error: …`."""
+    """A click group that imports its subcommands lazily and reports every error as one line: `Error: …`."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -40,56 +41,54 @@ class Program(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module, _, name = COMMANDS[cmd_name][0].partition(":")
-        command = getattr(importlib.import_module(module), name)
+        command = getattr(importlib.import_module(f"mlxgen.cli.commands.{cmd_name}"), cmd_name)
         assert isinstance(command, click.Command)
+        command.short_help = COMMANDS[cmd_name]
         for option in command.params:
             own = f"MLXGEN_{cmd_name}_".upper()
             if option.name == "as_json":
                 option.envvar = own + "JSON"
-            elif option.envvar == "MLXGEN_MODEL":  # the command's own variable goes before the one for all
+            elif option.envvar == "MLXGEN_MODEL":  # the command's own variable comes before the common one
                 option.envvar = [own + "MODEL", "MLXGEN_MODEL"]
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+            formatter.write_dl(list(COMMANDS.items()))
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
-        with failures_told():
+        with errors_as_one_line():
             return super().make_context(*args, **kwargs)
 
     def invoke(self, ctx: click.Context) -> Any:
-        with failures_told():
+        with errors_as_one_line():
             result = super().invoke(ctx)
             if sys.stdout is not None:
                 sys.stdout.flush()
             return result
 
 
-class Failure(click.ClickException):
-    """A failure told in one line."""
+class OneLineError(click.ClickException):
+    """An error as click reports it, with its exit status."""
 
-    exit_code = 1
-
-    def __init__(self, message: str) -> None:
+    def __init__(self, message: str, exit_code: int = 1) -> None:
         super().__init__(" ".join(message.split()))
-
-
-class WrongUse(Failure):
-    exit_code = 2
+        self.exit_code = exit_code
 
 
 @contextmanager
-def failures_told() -> Iterator[None]:
-    """Turn what went wrong into a line and an exit status: 2 wrong use, 1 a failure, 130 Ctrl-C, 0 a closed pipe."""
+def errors_as_one_line() -> Iterator[None]:
+    """Turn an exception into one line and an exit status: 2 for wrong use, 130 for Ctrl-C, 1 for any other error.
+
+    A closed pipe ends the program quietly with 0. With MLXGEN_DEBUG=1 the traceback is printed too.
+    """
     try:
         yield
     except (click.ClickException, click.exceptions.Exit, click.Abort):
         raise
     except KeyboardInterrupt:
         if sys.stderr is not None and sys.stderr.isatty():
-            click.echo("\033[?25h", err=True)  # after ^C in the middle of a line; a bar may have hidden the cursor
+            click.echo(err=True)  # ^C was shown in the middle of a line
         raise click.exceptions.Exit(INTERRUPTED) from None
     except BrokenPipeError:
         _drop_output()
@@ -99,23 +98,26 @@ def failures_told() -> Iterator[None]:
             import traceback
 
             traceback.print_exc()
-        raise _failure(error) from None
+        raise _one_line(error) from None
 
 
-def _failure(error: Exception) -> Failure:
+def _one_line(error: Exception) -> OneLineError:
+    """An expected error in its own words; any other with its type and a hint at MLXGEN_DEBUG."""
+    if isinstance(error, OptionError):
+        return OneLineError(str(error), WRONG_USE)
     if isinstance(error, MlxgenError):
-        return (WrongUse if isinstance(error, OptionError) else Failure)(str(error))
+        return OneLineError(str(error))
     if isinstance(error, OSError) and error.strerror:
         if sys.stdout is not None and error.filename is None:
             _drop_output()  # a full disk behind standard output would fail again at exit
         what = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     else:
         what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return Failure(f"{what} (MLXGEN_DEBUG=1 shows where)")
+    return OneLineError(f"{what} (MLXGEN_DEBUG=1 shows where)")
 
 
 def _drop_output() -> None:
-    """Send what is still buffered for a closed pipe nowhere, so that the interpreter ends in silence."""
+    """Discard what is buffered for a stream that cannot be written, so that the interpreter can exit quietly."""
     for stream in filter(None, (sys.stdout, sys.stderr)):
         try:
             stream.flush()
@@ -136,10 +138,10 @@ def _drop_output() -> None:
 def main() -> None:
     """Generate text with GPT-2 models on MLX.
 
-    Every option can come from the environment: MLXGEN_GENERATE_TEMPERATURE=0.5 sets --temperature of
-    `mlxgen generate`, and MLXGEN_MODEL the model of every command.
+    Every option can also be set in the environment: MLXGEN_GENERATE_TEMPERATURE=0.5 sets --temperature of
+    `mlxgen generate`, and MLXGEN_MODEL sets the model of every command.
     """
     for stream in (sys.stdout, sys.stderr):
-        # A terminal that cannot show a character gets "?" for it, not an error.
+        # A terminal that cannot show a character shows "?" instead of failing.
         if stream is not None and hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")

@@ -13,11 +13,7 @@ import click
 from mlxgen.errors import MlxgenError
 
 if TYPE_CHECKING:
-    from mlxgen.generation.context import Progress
     from mlxgen.generation.results import Generation
-
-CLEARED = "\r\033[K\033[?25h"  # a bar's line gone, and the cursor, which it hides, there again
-LONG_PREFILL = 512  # prompt tokens from which a progress bar is worth showing
 
 
 def write(text: str) -> None:
@@ -40,13 +36,17 @@ def say(text: str) -> None:
     click.echo(text, err=True)
 
 
-def on_terminal() -> bool:
+def stdout_is_terminal() -> bool:
+    return sys.stdout is not None and sys.stdout.isatty()
+
+
+def stderr_is_terminal() -> bool:
     return sys.stderr is not None and sys.stderr.isatty()
 
 
 def chatty(stats: bool | None, quiet: bool) -> bool:
     """Whether statistics and hints are wanted: on a terminal, or when asked for."""
-    return not quiet and (on_terminal() if stats is None else stats)
+    return not quiet and (stderr_is_terminal() if stats is None else stats)
 
 
 def say_statistics(record: Generation) -> None:
@@ -70,26 +70,6 @@ def size(n_bytes: float) -> str:
             return f"{n_bytes:.0f} {unit}" if unit == "bytes" else f"{n_bytes:.1f} {unit}"
         n_bytes /= 1000
     return f"{n_bytes:.2f} GB"
-
-
-def prefill_bar(quiet: bool) -> Progress | None:
-    """A progress bar for a long prompt, on a terminal; for the `progress` of mlxgen.generate."""
-    if quiet or not on_terminal():
-        return None
-    bars: list[Any] = []
-
-    def show(done: int, total: int) -> None:
-        if total <= LONG_PREFILL:
-            return
-        if not bars:
-            bars.append(click.progressbar(length=total, label="Reading the prompt", file=sys.stderr))
-            bars[0].render_progress()
-        bars[0].update(done - bars[0].pos)
-        if done == total:
-            click.echo(CLEARED, nl=False, err=True)  # the answer takes its line
-            bars.clear()
-
-    return show
 
 
 def _finite(value: Any) -> Any:

@@ -49,7 +49,8 @@ HOUSE = {
                           main
                         commands
                   chat | jsonl | bench
-         options settings output prompt trace_view
+             options progress trace_view
+              settings output prompt
     """,
 }
 PARTS = list(HOUSE)  # each may import those before it
@@ -185,7 +186,7 @@ def test_what_computes_on_the_cpu_alone_stands_in_three_modules() -> None:
     cpu_alone = re.compile(r"\bmx\.(cpu\b|float64|linalg)|DeviceType\.cpu|\bctypes\b")
     found = {name for name, file in MODULES.items() if cpu_alone.search(file.read_text())}
     # MLX gathers arrays from several machines on the CPU's stream alone.
-    assert found - CPU_CODE == {"mlxgen.cli.jsonl.ranks"}
+    assert found - CPU_CODE == {"mlxgen.cli.jsonl.process_group"}
 
 
 def test_the_runtime_asks_for_the_device_in_three_modules() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -11,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mlxgen.cli.output import prefill_bar, say, say_statistics, write, write_json
+from mlxgen.cli.output import say, say_statistics, stdout_is_terminal, write, write_json
+from mlxgen.cli.progress import prefill_bar
 
 if TYPE_CHECKING:
     from mlxgen.chat.conversation import Conversation
@@ -36,7 +36,7 @@ class Answerer:
 
     def __init__(self, *, as_json: bool, talk: bool, interactive: bool, quiet: bool, stats: bool = False) -> None:
         self.as_json, self.talk, self.interactive, self.stats = as_json, talk, interactive, stats
-        self._quiet, self._bar = quiet, prefill_bar(quiet)
+        self._bar = prefill_bar(quiet)
         self._stop = False
         self.record: Generation | None = None  # of the newest answer
 
@@ -44,7 +44,6 @@ class Answerer:
         """Run the steps that `begin` starts, and show what comes."""
         from mlxgen.generation.results import Recorder
 
-        self._bar = prefill_bar(self._quiet)
         conversation.options["progress"] = self._progress
         session = conversation.session
         slides, computed, dropping = session.slides, session.computed, _drops(session)
@@ -52,7 +51,7 @@ class Answerer:
             steps = begin()
             turn = conversation.turns[-1]
             recorder = Recorder(turn.user, session.tokens[session.processed :], turn.seed)
-            shown = _Shown(conversation.template.speaks, sys.stdout.isatty())
+            shown = _Shown(conversation.template.speaks, stdout_is_terminal())
             try:
                 for step in steps:
                     recorder.add(step)
@@ -63,6 +62,8 @@ class Answerer:
             except Stopped:
                 pass
             finally:
+                if self._bar:
+                    self._bar.stop()
                 steps.close()  # type: ignore[attr-defined]  # a generator: it puts the session in order
         record = self.record = recorder.finish()
         slid = session.slides - slides

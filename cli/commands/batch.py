@@ -11,17 +11,17 @@ from mlxgen.cli.options import generation, generation_options, model_options, op
 from mlxgen.cli.settings import LINE_SETTINGS
 
 if TYPE_CHECKING:
-    from mlxgen.cli.jsonl.reader import Line
-    from mlxgen.cli.jsonl.runner import Outcome, Work
+    from mlxgen.cli.jsonl.input_file import InputLine
+    from mlxgen.cli.jsonl.run import LineResult, ProcessLines
     from mlxgen.generation.answer import Options
     from mlxgen.generation.batching import BatchGeneration, Request
     from mlxgen.model import Model
 
-RESULT = frozenset({"tokens", "sample"})  # what shows that an object is a result of this command
+RESULT_KEYS = frozenset({"tokens", "sample"})  # besides the common ones
 LINE_KEYS = ("prompt", "id", *LINE_SETTINGS, "num_samples", "metadata")
 
 
-@click.command(short_help="Answer many prompts at once.")
+@click.command()
 @click.argument("source", metavar="[IN]", default="-")
 @click.option(
     "-o", "--output", default="-", metavar="OUT", help='File for the answers, or "-" for standard output.  [default: -]'
@@ -73,38 +73,36 @@ def batch(ctx: click.Context, /, source: str, **given: Any) -> None:
 
     With mlx.launch, several machines share the work: each takes every N-th line, and the first one writes OUT.
     """
-    from mlxgen.cli.jsonl.runner import process
+    from mlxgen.cli.jsonl.input_file import InputFile
+    from mlxgen.cli.jsonl.run import run_lines
 
     options = generation(ctx, given)
     options.pop("logprobs", None)  # here it is not a number of candidates
 
-    def prepare() -> Work:
-
+    def prepare() -> ProcessLines:
         model = open_model(given)
         return lambda lines, ordered: answers(model, lines, ordered, options, given)
 
-    process(
-        source,
+    run_lines(
+        InputFile(source, given["form"], text_key="prompt"),
         given["output"],
         prepare,
-        form=given["form"],
-        text_key="prompt",
         overwrite=given["overwrite"],
         quiet=given["quiet"],
-        kinds=[RESULT],
+        result_keys=[RESULT_KEYS],
         options={**options, "model": given["model"], "revision": given["revision"], "with_logprobs": given["logprobs"]},
     )
 
 
 def answers(
-    model: Model, lines: Iterable[Line], ordered: bool, options: Options, given: Mapping[str, Any]
-) -> Iterator[Outcome]:
+    model: Model, lines: Iterable[InputLine], ordered: bool, options: Options, given: Mapping[str, Any]
+) -> Iterator[LineResult]:
     """The answers to the lines and their failures, in order or as they complete."""
-    from mlxgen.cli.jsonl.runner import Outcome
+    from mlxgen.cli.jsonl.run import LineResult
     from mlxgen.errors import MlxgenError
     from mlxgen.generation.batching import Failure, outcomes
 
-    asked: list[Line] = []
+    asked: list[InputLine] = []
     left: list[int] = []  # answers to come to each of them
     finished = 0
 
@@ -130,24 +128,18 @@ def answers(
         left[found.index] -= left[found.index] if isinstance(found, Failure) and found.sample is None else 1
         finished += left[found.index] == 0
         if isinstance(found, Failure):
-            yield Outcome(line, {}, found.error, finished=finished)
+            yield LineResult(line, {}, found.error, finished=finished)
         else:
             greedy = line.entries.get("temperature", options["temperature"]) == 0
-            yield Outcome(line, _entries(found, line, greedy, given["logprobs"]), None, len(found.tokens), finished)
+            yield LineResult(line, _entries(found, line, greedy, given["logprobs"]), None, len(found.tokens), finished)
 
 
-def _request(line: Line, num_samples: int) -> Request:
+def _request(line: InputLine, num_samples: int) -> Request:
     """The request that a line makes. Raises the line's own error, or OptionError for invalid entries."""
     from mlxgen.errors import OptionError
     from mlxgen.generation.batching import Request
 
-    if line.error:
-        raise line.error
-    entries = line.entries
-    if unknown := sorted(set(entries) - set(LINE_KEYS)):
-        raise OptionError(
-            f"unknown key {unknown[0]!r}; a line has {', '.join(LINE_KEYS)} (put your own data under metadata)"
-        )
+    entries = line.checked_entries(LINE_KEYS)
     prompt = entries.get("prompt")
     if not isinstance(prompt, str | list):
         raise OptionError("prompt must be text or a list of token ids" if "prompt" in entries else "prompt is missing")
@@ -165,7 +157,7 @@ def _request(line: Line, num_samples: int) -> Request:
     return Request(prompt, options, count, skip=frozenset(sample for sample in line.done if sample < count))
 
 
-def _entries(answer: BatchGeneration, line: Line, greedy: bool, logprobs: bool) -> dict[str, Any]:
+def _entries(answer: BatchGeneration, line: InputLine, greedy: bool, logprobs: bool) -> dict[str, Any]:
     entries: dict[str, Any] = {
         "sample": answer.sample,
         "prompt": answer.prompt,

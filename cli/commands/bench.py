@@ -23,7 +23,7 @@ SHAPES = {
 PEERS = ("mlx-lm", "transformers", "ctranslate2")
 
 
-@click.command(short_help="Tokens per second, memory, beside a peer's.")
+@click.command()
 @click.option(
     "-m", "--model", default="fairy-tales", envvar="MLXGEN_MODEL", show_default=True, help="A folder, hub id or alias."
 )

@@ -32,10 +32,7 @@ if TYPE_CHECKING:
 ANSWER_TOKENS = 128  # a turn is shorter than a text
 
 
-@click.command(
-    short_help="A conversation that stays open.",
-    context_settings={"default_map": {"overflow": "slide", "max_tokens": ANSWER_TOKENS}},
-)
+@click.command(context_settings={"default_map": {"overflow": "slide", "max_tokens": ANSWER_TOKENS}})
 @model_options
 @generation_options
 @guess_options

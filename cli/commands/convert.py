@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from mlxgen.cli.output import CLEARED, on_terminal, say, size, write, write_json
+from mlxgen.cli.output import say, size, write, write_json
+from mlxgen.cli.progress import progress_bar
 
 if TYPE_CHECKING:
     from mlxgen.weights.conversion.converter import Conversion
-    from mlxgen.weights.files.writer import Progress
 
 
-@click.command(short_help="Make an MLX folder of a GPT-2 checkpoint.")
+@click.command()
 @click.argument("source")
 @click.option("-o", "--output", metavar="DIR", help="The folder to write.  [default: weights/NAME]")
 @click.option(
@@ -67,15 +64,16 @@ def convert(
     from mlxgen.weights.conversion import converter
     from mlxgen.weights.hub.upload import upload
 
-    with _bar(quiet) as progress:
-        done = converter.convert(
-            source,
-            quantize=None if quantize is None else int(quantize),
-            group_size=converter.GROUP_SIZE if group_size is None else int(group_size),
-            progress=progress,
-            warn=lambda warning: say(f"{CLEARED if progress else ''}Warning: {warning}"),
-            **options,
-        )
+    bar = progress_bar("Converting", quiet=quiet)
+    warn = bar.say if bar else say
+    done = converter.convert(
+        source,
+        quantize=None if quantize is None else int(quantize),
+        group_size=converter.GROUP_SIZE if group_size is None else int(group_size),
+        progress=bar,
+        warn=lambda warning: warn(f"Warning: {warning}"),
+        **options,
+    )
     address = None if repo is None else upload(done.folder, repo)
     if as_json:
         write_json({**converter.as_json(done), "uploaded": address})
@@ -102,23 +100,3 @@ def _summary(done: Conversion, address: str | None) -> list[tuple[str, str]]:
     if address is not None:
         lines.append(("uploaded", address))
     return lines
-
-
-@contextmanager
-def _bar(quiet: bool) -> Iterator[Progress | None]:
-    """A progress bar, a step for each tensor, on a terminal; gone at the end, however it ends."""
-    if quiet or not on_terminal():
-        yield None
-        return
-    bars: list[Any] = []
-
-    def show(done: int, total: int, name: str) -> None:
-        if not bars:
-            bars.append(click.progressbar(length=total, label="Converting", file=sys.stderr, item_show_func=str))
-        bars[0].update(1, name)
-
-    try:
-        yield show
-    finally:
-        if bars:
-            click.echo(CLEARED, nl=False, err=True)

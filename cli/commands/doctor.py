@@ -16,7 +16,7 @@ from mlxgen.errors import OptionError
 PACKAGES = ("mlxgen", "mlx", "mlx-lm", "tokenizers", "huggingface-hub", "transformers", "torch")
 
 
-@click.command(short_help="Device, BLAS, versions, hub, and what is slow and why.")
+@click.command()
 @click.option("--offline", is_flag=True, help="Do not try to reach the hub.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of text.")
 def doctor(offline: bool, as_json: bool) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,8 @@ from mlxgen.cli.options import (
     open_model,
     output_options,
 )
-from mlxgen.cli.output import chatty, prefill_bar, say, say_statistics, write, write_json
+from mlxgen.cli.output import chatty, say, say_statistics, stdout_is_terminal, write, write_json
+from mlxgen.cli.progress import prefill_bar
 from mlxgen.cli.prompt import read_prompt
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ FULL_HINT = "Hint: the prompt fills all {:,} positions of the model; use --overf
 SPACE_HINT = "Hint: the prompt ends with a space. GPT-2's words begin with theirs, so text continues better without it."
 
 
-@click.command(short_help="Continue a prompt.")
+@click.command()
 @click.argument("prompt", required=False)
 @model_options
 @generation_options
@@ -88,7 +88,7 @@ def generate(ctx: click.Context, /, prompt: str | None, **given: Any) -> None:
         say(SPACE_HINT)
     model = open_model(given)
     options["draft"] = draft_model(given, model)
-    echo = given["echo"] if given["echo"] is not None else sys.stdout is not None and sys.stdout.isatty()
+    echo = given["echo"] if given["echo"] is not None else stdout_is_terminal()
     options["progress"] = prefill_bar(quiet)
     for sample, seed in enumerate(seeds):
         options["seed"] = seed

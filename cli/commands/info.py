@@ -11,7 +11,7 @@ import click
 from mlxgen.cli.output import size, write, write_json
 
 
-@click.command(short_help="Layers, parameters, memory, tokenizer of a model.")
+@click.command()
 @click.argument("model", default="fairy-tales", envvar="MLXGEN_MODEL")
 @click.option("--revision", help="Branch, tag or commit of a model on the hub.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of text.")

@@ -7,7 +7,7 @@ import click
 from mlxgen.cli.output import size, write, write_json
 
 
-@click.command(short_help="The models on this machine, and the known names.")
+@click.command()
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line instead of text.")
 def models(as_json: bool) -> None:
     """List the GPT-2 models on this machine with their size on disk, and the aliases that can be downloaded.

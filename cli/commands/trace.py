@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mlxgen.cli.options import generation, generation_options, model_options, open_model, quiet_option
-from mlxgen.cli.output import chatty, prefill_bar, say, size, write_json
+from mlxgen.cli.output import chatty, say, size, write_json
+from mlxgen.cli.progress import prefill_bar
 from mlxgen.cli.prompt import read_prompt
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class Head(click.ParamType[tuple[int, int]]):
         return int(found[1]), int(found[2])
 
 
-@click.command(short_help="See why each token was chosen.", context_settings={"default_map": {"max_tokens": STEPS}})
+@click.command(context_settings={"default_map": {"max_tokens": STEPS}})
 @click.argument("prompt", required=False)
 @model_options
 @generation_options

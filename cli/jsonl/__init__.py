@@ -1,4 +1,4 @@
-"""Files with a request on each line: reading them, dividing the work, and results that survive an interruption.
+"""Files with one request per line: reading them, sharing the work, and output that survives an interruption.
 
 May import the modules of mlxgen.cli itself, and no other room.
 """

@@ -116,7 +116,7 @@ def test_standard_input_and_plain_text(run: Callable[..., Result]) -> None:
         ({"prompt": "a", "seed": -1}, "seed must be"),
         ({"prompt": "a", "ignore_eos": 1}, "ignore_eos must be true or false"),
         ({"prompt": "a", "id": [1]}, "id must be text or a whole number"),
-        ({"prompt": "a", "id": "first"}, 'the id "first" is that of line 1 already'),
+        ({"prompt": "a", "id": "first"}, 'id "first" is already used by line 1'),
     ],
 )
 def test_a_bad_line_becomes_an_error_and_the_rest_goes_on(run: Callable[..., Result], line: Any, message: str) -> None:
@@ -242,10 +242,10 @@ def test_two_runs_do_not_write_one_file(run: Callable[..., Result]) -> None:
 def test_the_bar_counts_lines_when_nothing_more_comes_of_them(
     run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    many = importlib.import_module("mlxgen.cli.jsonl.runner")
     shown: list[int] = []
-    monkeypatch.setattr(many, "chatty", lambda *_: True)
-    monkeypatch.setattr(many._Bar, "show", lambda _self, finished, _speed: shown.append(finished))
+    monkeypatch.setattr("mlxgen.cli.jsonl.run.chatty", lambda *_: True)
+    monkeypatch.setattr("mlxgen.cli.progress.stderr_is_terminal", lambda: True)
+    monkeypatch.setattr("mlxgen.cli.progress.ProgressBar.__call__", lambda _, finished, *__: shown.append(finished))
     write_lines("in.jsonl", [{"prompt": "a", "num_samples": 3, "max_tokens": 5}, "broken", {"prompt": "b"}])
     run("batch", "in.jsonl", "-n", "2", "--ignore-eos", "--seed", "1", "-o", "out.jsonl")
     assert shown == [1, 2, 2, 2, 3]  # the broken line and the short one, then the third of the samples

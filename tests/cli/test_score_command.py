@@ -100,9 +100,9 @@ def test_a_rerun_scores_only_what_is_missing(run: Callable[..., Result]) -> None
 
 
 def test_infinite_numbers_are_null(folder: Path) -> None:
-    from mlxgen.cli.commands.score import _entries
+    from mlxgen.cli.jsonl.score_lines import score_entries
 
-    entries = _entries(mlxgen.Score("", [0], [-800.0], [1], 0), per_token=False)
+    entries = score_entries(mlxgen.Score("", [0], [-800.0], [1], 0), per_token=False)
     assert entries["perplexity"] is None and entries["bits_per_byte"] is None
 
 
