@@ -28,7 +28,6 @@ COMMANDS = {
     "models": "List the models on this machine and the known names.",
 }
 
-WRONG_USE = 2
 INTERRUPTED = 130  # 128 + SIGINT, as in shells
 
 
@@ -69,11 +68,14 @@ class Program(click.Group):
 
 
 class OneLineError(click.ClickException):
-    """An error as click reports it, with its exit status."""
+    """An error as click reports it, on one line. The exit status is 1."""
 
-    def __init__(self, message: str, exit_code: int = 1) -> None:
+    def __init__(self, message: str) -> None:
         super().__init__(" ".join(message.split()))
-        self.exit_code = exit_code
+
+
+class WrongUse(OneLineError):
+    exit_code = 2
 
 
 @contextmanager
@@ -104,7 +106,7 @@ def errors_as_one_line() -> Iterator[None]:
 def _one_line(error: Exception) -> OneLineError:
     """An expected error in its own words; any other with its type and a hint at MLXGEN_DEBUG."""
     if isinstance(error, OptionError):
-        return OneLineError(str(error), WRONG_USE)
+        return WrongUse(str(error))
     if isinstance(error, MlxgenError):
         return OneLineError(str(error))
     if isinstance(error, OSError) and error.strerror:
