@@ -13,7 +13,7 @@ from mlxgen.generation.answer import generate, session_steps
 from mlxgen.generation.session import Session
 from mlxgen.network.cache import KVCache, RotatingKVCache, make_cache
 
-from . import oracles
+from .support import oracles
 
 theirs = pytest.importorskip("mlx_lm.models.cache")
 N = 24
@@ -29,10 +29,7 @@ def generate_step():
 @pytest.fixture(scope="module")
 def tokens(model):
     """By NumPy, with whole passes."""
-    weights, context = oracles.parameters(model.decoder), list(PROMPT)
-    for _ in range(N):
-        context.append(int(oracles.numpy_logits(weights, model.config, context)[-1].argmax()))
-    return context[len(PROMPT) :]
+    return oracles.numpy_greedy(model, PROMPT, N)
 
 
 def run(generate_step, model, prompt=PROMPT, n=N, **options):

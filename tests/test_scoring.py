@@ -1,18 +1,21 @@
 """score() against transformers, its own definition, and the steps that stream() reports."""
 
+import json
 import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import mlxgen
 from mlxgen.errors import OptionError
-from mlxgen.network.config import GPT2Config
 from mlxgen.scoring import windows
+from mlxgen.weights.hub.resolve import BUNDLED_FOLDER
 
-from . import oracles
+from .support import oracles
+from .support.models import tiny_gpt2, torch_gpt2
 
 N_POSITIONS = 32
 
@@ -23,29 +26,8 @@ def model(build_model: Callable[..., mlxgen.Model]) -> mlxgen.Model:
 
 
 @pytest.fixture(scope="module")
-def oracle(config_dict: Callable[..., dict[str, Any]]) -> Any:
-    config = config_dict(n_positions=N_POSITIONS)
-    weights = oracles.random_weights(GPT2Config.from_dict({"model_type": "gpt2", **config}))
-    return oracles.torch_model(config, weights)
-
-
-def guide(oracle: Any, ids: list[int], size: int, stride: int) -> tuple[float, int]:
-    """The loop of transformers' perplexity guide: perplexity, and how many tokens it scored."""
-    total, count, previous = 0.0, 0, 0
-    for begin in range(0, len(ids), stride):
-        end = min(begin + size, len(ids))
-        inputs = torch.tensor([ids[begin:end]])
-        targets = inputs.clone()
-        targets[:, : -(end - previous)] = -100
-        scored = int((targets[:, 1:] != -100).sum())  # the labels are shifted inside
-        if scored:
-            with torch.no_grad():
-                total += float(oracle(inputs, labels=targets).loss) * scored
-            count += scored
-        previous = end
-        if end == len(ids):
-            break
-    return math.exp(total / count), count
+def oracle() -> Any:
+    return tiny_gpt2(n_positions=N_POSITIONS).torch()
 
 
 TEXT = "Once upon a time there was the king of a country. He had the horse; the horse had the king, they said: 😀 ü!"
@@ -59,7 +41,7 @@ def test_perplexity_of_a_long_text_is_that_of_transformers_for_the_same_windows(
     assert start is not None
     for bos in (True, False):
         ids = [start] * bos + model.tokenizer.encode(TEXT)
-        perplexity, count = guide(oracle, ids, N_POSITIONS, stride)
+        perplexity, count = oracles.torch_perplexity(oracle, ids, stride)
         ours = mlxgen.score(model, TEXT, stride=stride, bos=bos)
         assert ours.n_scored == count
         assert ours.perplexity == pytest.approx(perplexity, rel=1e-4)
@@ -162,3 +144,20 @@ def test_progress_reaches_the_end(model: mlxgen.Model) -> None:
     seen: list[tuple[int, int]] = []
     ours = mlxgen.score(model, TEXT, progress=lambda done, total: seen.append((done, total)))
     assert seen[-1] == (len(ours.tokens), len(ours.tokens))
+
+
+@pytest.mark.skipif(not (BUNDLED_FOLDER / "config.json").is_file(), reason="the bundled model is not built")
+@pytest.mark.parametrize("part", [1, 2, 4])
+def test_perplexity_of_a_long_tale_by_the_bundled_model_is_that_of_transformers(part: int) -> None:
+    model = mlxgen.load(str(BUNDLED_FOLDER))
+    tale = mlxgen.generate(model, "Once upon a time", max_tokens=620, seed=part, overflow="slide", ignore_eos=True).text
+    ids = model.tokenizer.encode(tale)
+    assert len(ids) > model.config.n_positions
+    weights = {name: array.astype(np.float32) for name, array in oracles.parameters(model.decoder).items()}
+    theirs = torch_gpt2(json.loads((BUNDLED_FOLDER / "config.json").read_text()), weights)
+    stride = model.config.n_positions // part
+    perplexity, count = oracles.torch_perplexity(theirs, ids, stride)
+    ours = mlxgen.score(model, tale, stride=stride, bos=False)
+    assert ours.n_scored == count
+    assert ours.perplexity == pytest.approx(perplexity, rel=1e-3)
+    assert ours.perplexity < 100  # it has learned something

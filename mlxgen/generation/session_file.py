@@ -116,7 +116,8 @@ def read(path: str | Path, model: Model) -> tuple[Session, dict[str, Any]]:
     except RuntimeError as error:
         _refuse(path, f"it cannot be read ({str(error).splitlines()[0]})")
     try:
-        own, classes, scalars = (tree_unflatten(list(metadata.items())) or [{}] * 3)[:3]
+        entries = tree_unflatten(list(metadata.items()))
+        own, classes, scalars = entries[:3] if entries and isinstance(entries, list) else [{}] * 3
         if not classes:
             _refuse(path, "it holds weights or something else, and no prompt cache")
         states = _states(arrays, list(scalars)[1:])

@@ -19,7 +19,7 @@ from mlxgen.generation.session import Session
 from mlxgen.generation.session_file import SessionFileError
 from mlxgen.model import Model
 
-from ..byte_model import END, write_model
+from ..support.models import END, letter_tokenizer, tiny_gpt2
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
@@ -27,6 +27,12 @@ CHATML = (
 )
 MESSAGES = [{"role": "user", "content": "Hello"}]
 EOS_JOINED = "{% for message in messages %}{{ message.content }}{{ eos_token }}{% endfor %}"
+
+
+def write_model(folder: Path, *, template: str | None = None, **changes) -> Path:
+    """A small model whose tokens are single bytes."""
+    sizes = {"n_positions": 128, "n_embd": 16, "n_layer": 1, "n_head": 2} | changes
+    return tiny_gpt2(7, letter_tokenizer(), **sizes).write(folder, chat_template=template)
 
 
 @pytest.fixture(scope="module")

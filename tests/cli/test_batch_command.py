@@ -19,16 +19,14 @@ from click.testing import CliRunner, Result
 
 import mlxgen
 from mlxgen.cli.main import main
-from mlxgen.network.config import GPT2Config
 
-from .. import oracles
+from ..support.models import tiny_gpt2
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, config_dict: Callable[..., dict[str, Any]]) -> Path:
-    config = {"model_type": "gpt2", **config_dict(n_positions=32, n_embd=16, n_layer=1, n_head=2)}
-    weights = oracles.random_weights(GPT2Config.from_dict(config))
-    return oracles.write_folder(tmp_path_factory.mktemp("model") / "tiny", config, weights, oracles.byte_tokenizer())
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    tiny = tiny_gpt2(n_positions=32, n_embd=16, n_layer=1, n_head=2)
+    return tiny.write(tmp_path_factory.mktemp("model") / "tiny")
 
 
 @pytest.fixture

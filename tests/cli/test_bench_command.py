@@ -26,7 +26,7 @@ from mlxgen.cli.commands.bench import bench
 from mlxgen.cli.main import main
 from mlxgen.errors import MlxgenError, OptionError
 
-from ..byte_model import write_model
+from ..support.models import tiny_gpt2
 
 
 @pytest.fixture(scope="module")
@@ -178,7 +178,7 @@ def test_a_plot_that_fails_leaves_the_old_one(tmp_path: Path, monkeypatch: pytes
 
 
 def test_the_command_measures_and_draws_every_side(tmp_path: Path) -> None:
-    folder, file = write_model(tmp_path / "small-model", n_positions=64), tmp_path / "speed.svg"
+    folder, file = tiny_gpt2().write(tmp_path / "small-model"), tmp_path / "speed.svg"
     options = ["--prompt-tokens", "8", "-n", "4", "--runs", "1", "--against", "mlx-lm", "--json", "--plot", str(file)]
     done = CliRunner().invoke(bench, ["-m", str(folder), *options])
     assert done.exit_code == 0, done.output

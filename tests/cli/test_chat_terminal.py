@@ -15,7 +15,7 @@ import pytest
 
 import mlxgen
 
-from ..byte_model import write_model
+from ..support.models import letter_tokenizer, tiny_gpt2
 
 pty = pytest.importorskip("pty", reason="no pseudo-terminals here")
 
@@ -92,8 +92,7 @@ class Terminal:
 def dialogpt(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Random weights in DialoGPT's shape, small; its tokens are letters, so that nothing looks like a prompt."""
     folder = tmp_path_factory.mktemp("models") / "DialoGPT-random"
-    sizes = {"n_positions": 64, "n_embd": 48, "n_layer": 3, "n_head": 12}
-    return write_model(folder, alphabet=LETTERS, seed=11, **sizes)
+    return tiny_gpt2(11, letter_tokenizer(LETTERS), n_embd=48, n_layer=3, n_head=12).write(folder)
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ import pytest
 import mlxgen
 from mlxgen.errors import ContextError, NumericError, OptionError
 from mlxgen.generation.batching import Failure, fitting_batch_size, outcomes
-from mlxgen.network.config import GPT2Config
 
-from .. import oracles
+from ..support import oracles
+from ..support.models import tiny_gpt2
 
 N_POSITIONS = 24
 PROMPTS = ["the king", "a", "", "the horse of the king", "x" * 23, [5, 6, 7], "y" * 24, "so it was"]
@@ -56,11 +56,8 @@ def test_each_answer_is_that_of_generate_alone(model: mlxgen.Model, mix: str) ->
             ]
 
 
-def test_greedy_tokens_are_those_of_transformers(
-    model: mlxgen.Model, config_dict: Callable[..., dict[str, Any]]
-) -> None:
-    config = config_dict(n_positions=N_POSITIONS)
-    oracle = oracles.torch_model(config, oracles.random_weights(GPT2Config.from_dict({"model_type": "gpt2", **config})))
+def test_greedy_tokens_are_those_of_transformers(model: mlxgen.Model) -> None:
+    oracle = tiny_gpt2(n_positions=N_POSITIONS).torch()
     prompts = [[1, 2, 3], [4], [9, 8, 7, 6, 5, 4, 3]]
     for answer in mlxgen.batch(model, prompts, temperature=0, max_tokens=10, ignore_eos=True):
         assert answer.tokens == oracles.torch_greedy(oracle, prompts[answer.index], 10)

@@ -15,7 +15,8 @@ from mlxgen.generation.session import Session
 from mlxgen.sampling.chooser import Chooser, Guess
 from mlxgen.sampling.samplers import Sampling
 
-from .. import oracles
+from ..support import oracles
+from ..support.models import tiny_gpt2
 from .test_guesses import RULES
 
 
@@ -96,10 +97,7 @@ def test_a_draft_session_stays_with_the_session_and_only_new_tokens_are_drafted_
 
 
 def test_a_draft_of_the_same_size_but_other_tokens_is_refused(model, tmp_path):
-    library = oracles.byte_tokenizer()
-    weights = oracles.random_weights(model.config)
-    entries = {"vocab_size": model.config.vocab_size, "n_positions": 64, "n_embd": 32, "n_layer": 2, "n_head": 4}
-    folder = oracles.write_folder(tmp_path / "m", entries, weights, library)
+    folder = tiny_gpt2().write(tmp_path / "m")
     text = (folder / "tokenizer.json").read_text()
     assert mlxgen.generate(model, "a", max_tokens=3, draft=mlxgen.load(str(folder))).guesses
     (folder / "tokenizer.json").write_text(

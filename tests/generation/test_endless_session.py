@@ -6,13 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ..byte_model import write_model
+from ..support.models import letter_tokenizer, tiny_gpt2
 
 EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "endless.py"
 
 
 def test_memory_stays_and_no_position_past_the_table_is_read(tmp_path):
-    folder = write_model(tmp_path / "m", n_positions=64, n_embd=256, n_layer=2)
+    folder = tiny_gpt2(tokenizer=letter_tokenizer(), n_embd=256).write(tmp_path / "m")
     one_thread = os.environ | {"OMP_NUM_THREADS": "1"}  # the model is too small to share out
     command = [sys.executable, str(EXAMPLE), "600", str(folder)]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=280, env=one_thread)

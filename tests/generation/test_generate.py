@@ -14,10 +14,9 @@ import mlxgen
 from mlxgen.errors import ContextError, OptionError
 from mlxgen.generation.answer import generate, stream
 from mlxgen.model import Model
-from mlxgen.network.config import GPT2Config
-from mlxgen.text.tokenizer import load_tokenizer
 
-from .. import oracles
+from ..support import oracles
+from ..support.models import END, tiny_gpt2
 
 GREEDY = {"temperature": 0, "ignore_eos": True}
 
@@ -44,20 +43,14 @@ def answer(model, text, *, prompt="Far", end=False, way=generate, **options):
     return way(model, prompt, **options)
 
 
-def test_the_plain_transformers_loop_gives_the_same_tokens(config_dict, tmp_path):
+def test_the_plain_transformers_loop_gives_the_same_tokens(tmp_path):
     """ "Far far away", 40 tokens, greedy, stop at the end token; once it comes and once it does not."""
-    entries = config_dict()
-    weights = oracles.random_weights(GPT2Config.from_dict({"model_type": "gpt2", **entries}), seed=21)
-    theirs = oracles.torch_model(entries, weights)
-    prompt = load_tokenizer(oracles.write_folder(tmp_path / "a", entries, weights, oracles.byte_tokenizer())).encode(
-        "Far far away"
-    )
+    tiny = tiny_gpt2(seed=21)
+    theirs, prompt = tiny.torch(), tiny.tokenizer.encode("Far far away").ids
     never = oracles.torch_greedy(theirs, prompt, 40)
     end = next(token for token in never[10:] if token not in never[:10])
-    for eos in (end, entries["eos_token_id"]):
-        folder = oracles.write_folder(
-            tmp_path / str(eos), {**entries, "eos_token_id": eos}, weights, oracles.byte_tokenizer()
-        )
+    for eos in (end, tiny.entries["eos_token_id"]):
+        folder = tiny_gpt2(seed=21, eos_token_id=eos).write(tmp_path / str(eos))
         ours = mlxgen.load(str(folder))
         got = generate(ours, "Far far away", max_tokens=40, temperature=0)
         ends = sorted(ours.end_tokens)
@@ -194,13 +187,13 @@ def test_the_end_token_is_counted_but_not_shown(model):
     assert got.tokens[-1] in model.end_tokens
     assert got.finish_reason == "stop"
     kept = answer(model, "the frog", end=True, ignore_eos=True)
-    assert kept.text == "the frog" + oracles.END
+    assert kept.text == "the frog" + END
     assert kept.finish_reason == "length"
 
 
 def test_a_prompt_may_spell_out_the_end_token(model):
     (end,) = model.end_tokens
-    assert generate(model, "Far" + oracles.END, max_tokens=1, seed=0).prompt_tokens[-1] == end
+    assert generate(model, "Far" + END, max_tokens=1, seed=0).prompt_tokens[-1] == end
 
 
 def test_the_record_of_an_answer(model):

@@ -17,7 +17,7 @@ from mlxgen.generation.answer import generate, session_steps, stream
 from mlxgen.generation.session import Session
 from mlxgen.model import Model
 
-from .. import oracles
+from ..support import oracles
 
 GREEDY = {"temperature": 0, "ignore_eos": True}
 
@@ -140,10 +140,6 @@ def test_a_prompt_that_fills_the_table_leaves_no_room(build_model):
     assert last.finish_reason == "context"
 
 
-def fresh_logits(model, tokens):
-    return oracles.numpy_logits(oracles.parameters(model.decoder), model.config, tokens)[-1]
-
-
 @pytest.mark.parametrize("keep", [0, 3])
 @pytest.mark.parametrize("n_prompt", [1, 15, 16, 17, 40])
 @pytest.mark.parametrize("chunk", [512, 5, 1])
@@ -152,23 +148,8 @@ def test_sliding_goes_on_without_end_and_each_token_is_a_fresh_models(build_mode
     model = build_model(n_positions=16)
     context = np.random.default_rng(n_prompt).integers(0, 279, n_prompt).tolist()
     got = generate(model, context, max_tokens=30, overflow="slide", keep=keep, prefill_chunk=chunk, **GREEDY)
-    window: list[int] = []  # what the cache shows, kept by the rule alone
-    done: list[int] = []
-    tokens = []
-    for token in context:
-        window, done = slid(window, done, keep, 16), [*done, token]
-        window.append(token)
-    for _ in range(30):
-        tokens.append(int(fresh_logits(model, window).argmax()))
-        window, done = slid(window, done, keep, 16), [*done, tokens[-1]]
-        window.append(tokens[-1])
-    assert got.tokens == tokens
+    assert got.tokens == oracles.numpy_greedy(model, context, 30, keep=keep, slide=True)
     assert got.finish_reason == "length"
-
-
-def slid(window, done, keep, table):
-    """The window before one more token: as it is, or the first `keep` and the newest once the table is full."""
-    return window if len(window) < table else done[:keep] + done[len(done) - (table // 2 - keep) :]
 
 
 def test_logits_that_are_not_numbers_end_with_an_error_that_names_the_step(build_model):

@@ -12,7 +12,7 @@ from mlxgen.errors import ContextError, OptionError
 from mlxgen.generation.session import Session
 from mlxgen.network.cache import RotatingKVCache
 
-from .. import oracles
+from ..support import oracles
 
 TABLE = 16
 
@@ -26,16 +26,6 @@ def small(build_model):
 @pytest.fixture(scope="module")
 def weights(small):
     return oracles.parameters(small.decoder)
-
-
-def kept_tokens(tokens, keep):
-    """What the cache shows after all tokens were processed one by one, by the rule of sliding alone."""
-    window = []
-    for n, token in enumerate(tokens):
-        if len(window) == TABLE:
-            window = tokens[:keep] + tokens[n - (TABLE // 2 - keep) : n]
-        window = [*window, token]
-    return window
 
 
 @settings(max_examples=80)
@@ -57,13 +47,12 @@ def test_sliding_does_not_depend_on_how_the_tokens_came(small, weights, parts, k
         else:
             session.extend(part)
             logits = session.prefill()
-        expected = oracles.numpy_logits(
-            weights, small.config, kept_tokens(context, keep), max_kv_size, keep if max_kv_size else 0
-        )[-1]
+        kept = oracles.slid_context(context, TABLE, keep)
+        expected = oracles.numpy_logits(weights, small.config, kept, max_kv_size, keep if max_kv_size else 0)[-1]
         np.testing.assert_allclose(np.array(logits)[0], expected, rtol=0, atol=1e-4)
         assert session.tokens == context
         assert session.processed == len(context)
-        assert session.cache[0].offset == len(kept_tokens(context, keep)) <= TABLE
+        assert session.cache[0].offset == len(kept) <= TABLE
 
 
 @pytest.mark.parametrize("kind", [{}, {"max_kv_size": 5, "keep": 2}, {"max_kv_size": 5}])

@@ -20,17 +20,19 @@ from mlxgen.generation.session import Session
 from mlxgen.generation.session_file import SessionFileError, read, write
 from mlxgen.model import Model
 
-from ..byte_model import write_model
+from ..support.models import letter_tokenizer, tiny_gpt2
 
 N = 48
 
 
-SIZES = {"n_positions": N, "n_embd": 32, "n_layer": 3, "n_head": 4}
+def written(folder: Path, **changes: int) -> Path:
+    """A model folder; a token is a byte."""
+    return tiny_gpt2(tokenizer=letter_tokenizer(), **{"n_positions": N, "n_layer": 3, **changes}).write(folder)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("models") / "tiny", **SIZES)
+    return written(tmp_path_factory.mktemp("models") / "tiny")
 
 
 @pytest.fixture(scope="module")
@@ -115,12 +117,12 @@ def test_files_of_other_models_are_refused(model, tmp_path):
     session.generate("abc", max_tokens=2, seed=0)
     path = session.save(tmp_path / "s")
     for name, changes in {"deeper": {"n_layer": 4}, "other": {}}.items():
-        other = load(str(write_model(tmp_path / name, seed=2, **(SIZES | changes))))
+        other = load(str(written(tmp_path / name, seed=2, **changes)))
         with pytest.raises(SessionFileError, match="another model"):
             Session.load(path, other)
     theirs = mlx_lm_cache.load_prompt_cache(str(path))
     mlx_lm_cache.save_prompt_cache(str(tmp_path / "theirs.safetensors"), theirs)
-    wide = load(str(write_model(tmp_path / "wide", **(SIZES | {"n_head": 8}))))
+    wide = load(str(written(tmp_path / "wide", n_head=8)))
     with pytest.raises(SessionFileError, match="another model"):
         Session.load(tmp_path / "theirs.safetensors", wide)
 
@@ -167,8 +169,10 @@ def test_files_that_are_something_else_are_refused(model, folder, tmp_path):
         Session.load(tmp_path / "none", model)
     with pytest.raises(SessionFileError):
         Session.load(tmp_path, model)
-    with pytest.raises(SessionFileError, match="no prompt cache"):
-        Session.load(folder / "model.safetensors", model)
+    mx.save_safetensors(str(tmp_path / "bare.safetensors"), {"a": mx.zeros(3)})
+    for weights in (tmp_path / "bare.safetensors", folder / "model.safetensors"):  # without metadata, and with
+        with pytest.raises(SessionFileError, match="no prompt cache"):
+            Session.load(weights, model)
     (tmp_path / "text.safetensors").write_text("Once upon a time " * 9)
     with pytest.raises(SessionFileError, match="cut short, or no"):
         Session.load(tmp_path / "text.safetensors", model)

@@ -1,5 +1,8 @@
 """Sessions: whatever was done to one, its logits are those the rule gives for its tokens."""
 
+from collections.abc import Sequence
+from string import ascii_lowercase
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -8,84 +11,23 @@ from hypothesis import strategies as st
 
 from mlxgen.errors import ContextError, OptionError
 from mlxgen.generation.session import Session
-from mlxgen.model import Model
-from mlxgen.network.config import GPT2Config
-from mlxgen.network.decoder import GPT2
+
+from ..support import oracles
+from ..support.models import letter_tokenizer, tiny_gpt2
 
 N = 16  # positions of the table
 VOCABULARY = 26
 
 
-def tiny_model() -> Model:
-    mx.random.seed(3)
-    config = GPT2Config(
-        vocab_size=VOCABULARY,
-        n_positions=N,
-        n_embd=16,
-        n_layer=2,
-        n_head=2,
-        n_inner=32,
-        bos_token_id=0,
-        eos_token_ids=(),
-    )
-    decoder = GPT2(config)
-    weights = [(name, 0.3 * mx.random.normal(p.shape)) for name, p in _flat(decoder)]
-    decoder.load_weights(weights)
-    mx.eval(decoder.parameters())
-    return Model("tiny", config, decoder, NoText(), frozenset())  # type: ignore[arg-type]
-
-
-def _flat(decoder: GPT2) -> list[tuple[str, mx.array]]:
-    from mlx.utils import tree_flatten
-
-    return tree_flatten(decoder.parameters())
-
-
-class NoText:
-    """Token ids are their own text."""
-
-    def encode(self, text: str) -> list[int]:
-        return [ord(character) - ord("a") for character in text]
-
-    def decode(self, ids: list[int]) -> str:
-        return "".join(chr(ord("a") + token) for token in ids)
-
-    def stream(self, context: object = ()) -> "NoText":
-        return self
-
-    def add(self, token: int) -> str:
-        return self.decode([token])
-
-    def flush(self) -> str:
-        return ""
-
-
-MODEL = tiny_model()
+MODEL = tiny_gpt2(3, letter_tokenizer(ascii_lowercase), n_positions=N, n_embd=16, n_head=2).model()
+WEIGHTS = oracles.parameters(MODEL.decoder)
 numbers = st.integers(min_value=0, max_value=VOCABULARY - 1)
 
 
-def context_of(tokens: list[int], keep: int) -> list[int]:
-    """The rule, one token after another: which tokens stand at positions 0, 1, ... when the last one is processed."""
-    half, context = N // 2, []
-    for done, token in enumerate(tokens):
-        if len(context) == N:
-            context = tokens[:keep] + tokens[done - (half - keep) : done]
-        context.append(token)
-    return context
-
-
-def plain_logits(context: list[int], keep: int, max_size: int | None) -> np.ndarray:
-    """The last token's logits from one pass with the mask written out."""
-    decoder, L = MODEL.decoder, len(context)
-    i, j = np.arange(L)[:, None], np.arange(L)[None]
-    allowed = j <= i
-    if max_size is not None:
-        allowed &= (j < keep) | (j > i - (max_size - keep))
-    mask = mx.array(allowed)
-    x = decoder.model.wte(mx.array(context)) + decoder.model.wpe(mx.arange(L))  # [L, D]
-    for block in decoder.model.h:
-        x = block(x, mask=mask)
-    return np.array(decoder.head(decoder.model.ln_f(x)))[-1]
+def plain_logits(tokens: Sequence[int], keep: int = 0, max_size: int | None = None) -> np.ndarray:
+    """The last token's logits from one pass over what sliding leaves, with the mask written out."""
+    context = oracles.slid_context(tokens, N, keep)
+    return oracles.numpy_logits(WEIGHTS, MODEL.config, context, max_size, keep)[-1]
 
 
 def logits_now(session: Session) -> np.ndarray:
@@ -141,7 +83,7 @@ def test_any_order_of_rewind_fork_slide_and_chunks_gives_the_rules_logits(first,
         mark = mark if mark.tokens <= len(session.tokens) else session.mark()
     for one, tokens in [*others, (session, list(session.tokens))]:
         assert one.tokens == tokens
-        expected = plain_logits(context_of(tokens, keep), keep, max_size)
+        expected = plain_logits(tokens, keep, max_size)
         np.testing.assert_allclose(logits_now(one), expected, atol=1e-4)
         assert one.cache[0].offset <= N
 
@@ -172,7 +114,7 @@ def test_two_continuations_of_one_prompt_cost_one_prefill():
         mx.eval(fork.prefill())
         assert fork.computed - session.computed == 2
     for fork, tokens in ((one, "abcdefghab"), (two, "abcdefghcd"), (session, "abcdefgh")):
-        expected = plain_logits([ord(c) - ord("a") for c in tokens], 0, None)
+        expected = plain_logits(MODEL.tokenizer.encode(tokens))
         np.testing.assert_allclose(logits_now(fork), expected, atol=1e-4)
 
 
@@ -220,9 +162,7 @@ def test_after_a_slide_the_logits_are_a_fresh_models_on_the_kept_tokens():
         logits = logits_now(session)
         if session.slides > seen:
             seen = session.slides
-            kept = tokens[:3] + tokens[n - 1 - 5 : n - 1]
-            fresh = np.array(MODEL.decoder(mx.array([[*kept, tokens[n - 1]]])))[0, -1]
-            np.testing.assert_allclose(logits, fresh, atol=1e-4)
+            np.testing.assert_allclose(logits, plain_logits(tokens[:n], keep=3), atol=1e-4)
     assert seen == 1 + (4 * N - N - 1) // (N // 2)
 
 
@@ -230,7 +170,7 @@ def test_a_slide_may_begin_at_a_turn():
     session = Session(MODEL, keep=2, overflow="slide")
     session.breaks = [2, 6, 12, 15]
     session.extend([i % VOCABULARY for i in range(N + 1)])
-    np.testing.assert_allclose(logits_now(session), plain_logits([0, 1, 12, 13, 14, 15, 16], 0, None), atol=1e-4)
+    np.testing.assert_allclose(logits_now(session), plain_logits([0, 1, 12, 13, 14, 15, 16]), atol=1e-4)
     assert session.slide is not None and session.slide.start == 12
 
 
@@ -253,7 +193,7 @@ def test_an_interrupted_prefill_leaves_a_session_that_goes_on():
         session.extend(tokens)
         with pytest.raises(KeyboardInterrupt):
             session.prefill(stop_at)
-        np.testing.assert_allclose(logits_now(session), plain_logits(context_of(tokens, 0), 0, None), atol=1e-4)
+        np.testing.assert_allclose(logits_now(session), plain_logits(tokens), atol=1e-4)
 
 
 def test_what_cannot_be_done_is_said():

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from mlxgen.errors import OptionError
 from mlxgen.network.cache import GROWTH, KVCache, RotatingKVCache, make_cache
 
-from .. import oracles
+from ..support import oracles
 
 # how far logits of about size 10 may be from float64's
 TOLERANCE = {mx.float32: 1e-4, mx.float16: 0.1, mx.bfloat16: 0.8}

@@ -17,8 +17,8 @@ from mlxgen.generation.session import Session
 from mlxgen.network.cache import make_cache
 from mlxgen.network.compiled_step import CompiledStep
 
-from .. import oracles
 from ..conftest import needs_compiler
+from ..support import oracles
 
 
 @pytest.fixture

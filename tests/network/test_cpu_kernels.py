@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mlxgen import device
 from mlxgen.network import cpu_kernels
 
-from .. import oracles
+from ..support import oracles
 
 LARGE = (130, 128)  # above cpu_kernels.LARGE
 

@@ -11,11 +11,12 @@ import mlxgen
 from mlxgen.errors import ContextError
 from mlxgen.generation.answer import generate
 from mlxgen.network.cache import make_cache
-from mlxgen.network.config import ACTIVATIONS, GPT2Config
+from mlxgen.network.config import ACTIVATIONS
 from mlxgen.network.decoder import GPT2
 from mlxgen.weights.layouts import decoder_shapes
 
-from .. import oracles
+from ..support import oracles
+from ..support.models import LAYOUTS, tiny_gpt2
 
 N_GREEDY = 200
 TABLE = {"n_positions": 256}
@@ -48,30 +49,26 @@ CONFIGS = {
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_logits_and_200_greedy_tokens_are_those_of_transformers_from_every_layout(name, config_dict, tmp_path):
-    entries = config_dict(**TABLE, **CONFIGS[name])
-    config = GPT2Config.from_dict({"model_type": "gpt2", **entries})
-    weights = oracles.random_weights(config, seed=1)
-    theirs = oracles.torch_model(entries, weights)
+def test_logits_and_200_greedy_tokens_are_those_of_transformers_from_every_layout(name, tmp_path):
+    tiny = tiny_gpt2(1, **TABLE, **CONFIGS[name])
+    config, theirs = tiny.config, tiny.torch()
     rng = np.random.default_rng(2)
     context = rng.integers(0, config.vocab_size, 100).tolist()
     prompt = rng.integers(0, config.vocab_size, 7).tolist()
     expected = oracles.torch_logits(theirs, context)
     tokens = oracles.torch_greedy(theirs, prompt, N_GREEDY)
-    for layout in oracles.LAYOUTS:
-        folder = oracles.write_folder(tmp_path / layout, entries, weights, oracles.byte_tokenizer(), layout)
-        ours = mlxgen.load(str(folder))
+    for layout in LAYOUTS:
+        ours = mlxgen.load(str(tiny.write(tmp_path / layout, layout)))
         np.testing.assert_allclose(np.array(ours.decoder(mx.array([context])))[0], expected, rtol=0, atol=1e-4)
         got = generate(ours, prompt, max_tokens=N_GREEDY, temperature=0, ignore_eos=True)
         assert got.tokens == tokens, layout
 
 
-def test_a_folder_that_transformers_saved_gives_its_logits_and_tokens(config_dict, tmp_path):
-    entries = config_dict(**TABLE)
-    weights = oracles.random_weights(GPT2Config.from_dict({"model_type": "gpt2", **entries}), seed=3)
-    theirs = oracles.torch_model(entries, weights)
+def test_a_folder_that_transformers_saved_gives_its_logits_and_tokens(tmp_path):
+    tiny = tiny_gpt2(3, **TABLE)
+    theirs = tiny.torch()
     theirs.save_pretrained(tmp_path)
-    oracles.byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    tiny.tokenizer.save(str(tmp_path / "tokenizer.json"))
     ours = mlxgen.load(str(tmp_path))
     prompt = [5, 70, 33]
     np.testing.assert_allclose(
@@ -82,13 +79,11 @@ def test_a_folder_that_transformers_saved_gives_its_logits_and_tokens(config_dic
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_numpy_in_float64_and_transformers_agree(name, config_dict):
-    entries = config_dict(**CONFIGS[name])
-    config = GPT2Config.from_dict({"model_type": "gpt2", **entries})
-    weights = oracles.random_weights(config, seed=4)
-    ids = np.random.default_rng(5).integers(0, config.vocab_size, 20).tolist()
-    expected = oracles.torch_logits(oracles.torch_model(entries, weights), ids)
-    np.testing.assert_allclose(oracles.numpy_logits(weights, config, ids), expected, rtol=0, atol=1e-4)
+def test_numpy_in_float64_and_transformers_agree(name):
+    tiny = tiny_gpt2(4, **CONFIGS[name])
+    ids = np.random.default_rng(5).integers(0, tiny.config.vocab_size, 20).tolist()
+    expected = oracles.torch_logits(tiny.torch(), ids)
+    np.testing.assert_allclose(oracles.numpy_logits(tiny.weights, tiny.config, ids), expected, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)

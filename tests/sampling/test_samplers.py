@@ -27,7 +27,7 @@ from mlxgen.sampling.samplers import (
 )
 from mlxgen.sampling.softmax import log_softmax, softmax, total, total_before
 
-from .. import oracles
+from ..support import oracles
 
 N_OPTION_SETS = 500
 # 0.999 quantiles of the chi-square distribution, by degrees of freedom

@@ -13,6 +13,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from html.parser import HTMLParser
 from importlib import util
 from pathlib import Path
@@ -23,14 +24,12 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlxgen.network.config import GPT2Config
-from mlxgen.network.decoder import GPT2
 from mlxgen.sampling.samplers import Sampling, apply_rules, apply_temperature
 from mlxgen.text.tokenizer import load_tokenizer
 from mlxgen.tracing.page import page, page_data
 from mlxgen.tracing.record import Trace
 
-from .. import oracles
+from ..support.models import tiny_gpt2
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 CHROMEDRIVER = shutil.which("chromedriver")
@@ -155,12 +154,8 @@ def big_model(tmp_path_factory: pytest.TempPathFactory) -> mlxgen.Model:
     folder = tmp_path_factory.mktemp("gpt2")
     shutil.copy(Path(found.origin).parent / "data" / "encoder.json", folder / "vocab.json")
     shutil.copy(Path(found.origin).parent / "data" / "vocab.bpe", folder / "merges.txt")
-    config = GPT2Config.from_dict(
-        {"model_type": "gpt2", "vocab_size": 50257, "n_positions": 128, "n_embd": 16, "n_layer": 2, "n_head": 2}
-    )
-    decoder = GPT2(config)
-    decoder.load_weights([(name, mx.array(value)) for name, value in oracles.random_weights(config, 1).items()])
-    return mlxgen.Model("random", config, decoder, load_tokenizer(folder), frozenset({50256}))
+    sizes = {"vocab_size": 50257, "n_positions": 128, "n_embd": 16, "n_head": 2, "eos_token_id": 50256}
+    return replace(tiny_gpt2(1, **sizes).model(), name="random", tokenizer=load_tokenizer(folder))
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,8 @@ from mlxgen.cli.trace_view import visible
 from mlxgen.tracing.record import Trace
 from mlxgen.tracing.statistics import draws_along_a_line
 
-from .. import oracles
+from ..support import oracles
+from ..support.models import tiny_gpt2
 
 PROMPT = "Far away the king and the frog"
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -205,13 +206,11 @@ def test_a_sliding_context_tells_what_it_dropped(build_model: Callable[..., mlxg
     assert before.cache.dropped == [] and before.cache.after == 24
 
 
-def test_the_lens_and_the_attention_are_those_of_transformers(
-    build_model: Callable[..., mlxgen.Model], config_dict: Callable[..., dict[str, Any]]
-) -> None:
+def test_the_lens_and_the_attention_are_those_of_transformers() -> None:
     import torch
 
-    model = build_model(seed=3, n_layer=3)
-    theirs = oracles.torch_model(config_dict(n_layer=3), oracles.random_weights(model.config, 3))
+    tiny = tiny_gpt2(3, n_layer=3)
+    model, theirs = tiny.model(), tiny.torch()
     heads = [(layer, head) for layer in range(3) for head in range(4)]
     trace = traced(model, steps=6, lens=True, attention=heads)
     ids = [token.id for token in [*trace.prompt_tokens, *trace.tokens]]
@@ -310,11 +309,8 @@ def test_a_prompt_that_fills_the_table_gives_a_trace_without_steps(model: mlxgen
 
 
 @pytest.fixture(scope="module")
-def folder(
-    tmp_path_factory: pytest.TempPathFactory, config_dict: Callable[..., dict[str, Any]], model: mlxgen.Model
-) -> Path:
-    weights = oracles.random_weights(model.config)
-    return oracles.write_folder(tmp_path_factory.mktemp("m") / "m", config_dict(), weights, oracles.byte_tokenizer())
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_gpt2().write(tmp_path_factory.mktemp("m") / "m")
 
 
 def run(folder: Path, *args: str) -> Result:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,31 +14,20 @@ import pytest
 
 import mlxgen
 from mlxgen.errors import OptionError
-from mlxgen.network.config import GPT2Config
 from mlxgen.weights import convert
 from mlxgen.weights.hub.resolve import BUNDLED_FOLDER
 from mlxgen.weights.load import open_decoder
 
-from .. import oracles
+from ..support import oracles
+from ..support.models import LAYOUTS, tiny_gpt2
 
 PROMPT = "Far far away"
-Entries = dict[str, Any]
+TINY = tiny_gpt2()
 
 
 @pytest.fixture(scope="module")
-def entries(config_dict: Callable[..., Entries]) -> Entries:
-    return config_dict()
-
-
-@pytest.fixture(scope="module")
-def weights(entries: Entries) -> Entries:
-    return oracles.random_weights(GPT2Config.from_dict({"model_type": "gpt2", **entries}))
-
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory, entries: Entries, weights: Entries) -> Path:
-    folder = tmp_path_factory.mktemp("source") / "tales"
-    return oracles.write_folder(folder, entries, weights, oracles.byte_tokenizer())
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return TINY.write(tmp_path_factory.mktemp("source") / "tales")
 
 
 def greedy(folder: Path, n: int = 24) -> list[int]:
@@ -68,27 +57,22 @@ def same(a: dict[str, mx.array], b: dict[str, mx.array]) -> bool:
     return a.keys() == b.keys() and all(a[n].dtype == b[n].dtype and mx.array_equal(a[n], b[n]).item() for n in a)
 
 
-@pytest.mark.parametrize("layout", oracles.LAYOUTS)
-def test_transformers_mlxgen_and_mlx_lm_choose_the_same_tokens(
-    tmp_path: Path, entries: Entries, weights: Entries, layout: str
-) -> None:
-    source = oracles.write_folder(tmp_path / "source", entries, weights, oracles.byte_tokenizer(), layout)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_transformers_mlxgen_and_mlx_lm_choose_the_same_tokens(tmp_path: Path, layout: str) -> None:
+    source = TINY.write(tmp_path / "source", layout)
     done = convert(source, tmp_path / "out", verify=True)
     assert done.verification is not None and done.verification.largest_difference == 0
     assert done.dtype == "float32" and done.bytes_before == done.bytes_after and not done.warnings
     prompt = mlxgen.load(str(source)).tokenizer.encode(PROMPT)
-    wanted = oracles.torch_greedy(oracles.torch_model(entries, weights), prompt, 24)
+    wanted = oracles.torch_greedy(TINY.torch(), prompt, 24)
     assert greedy(tmp_path / "out") == wanted
     assert mlx_lm_greedy(tmp_path / "out") == wanted
 
 
-def test_the_folder_is_what_mlx_lms_own_convert_writes(tmp_path: Path, entries: Entries, weights: Entries) -> None:
+def test_the_folder_is_what_mlx_lms_own_convert_writes(tmp_path: Path) -> None:
     import mlx_lm
 
-    source = oracles.write_folder(
-        tmp_path / "bare", {**entries, "n_ctx": entries["n_positions"], "layer_norm_epsilon": 1e-5}, weights,
-        oracles.byte_tokenizer(), "bare",
-    )  # fmt: skip
+    source = tiny_gpt2(n_ctx=64, layer_norm_epsilon=1e-5).write(tmp_path / "bare", "bare")
     for bits in (None, 4, 8):
         options = {} if bits is None else {"quantize": True, "q_bits": bits, "q_group_size": 32}
         theirs, ours = tmp_path / f"theirs{bits}", tmp_path / f"ours{bits}"
@@ -128,16 +112,12 @@ def test_quantizing_and_leaving_the_head(tmp_path: Path, source: Path) -> None:
     assert kept.verification is not None and kept.verification.largest_difference > 0
 
 
-def test_layers_that_the_groups_do_not_divide_stay_as_they_are(
-    tmp_path: Path, source: Path, config_dict: Callable[..., Entries]
-) -> None:
+def test_layers_that_the_groups_do_not_divide_stay_as_they_are(tmp_path: Path, source: Path) -> None:
     done = convert(source, tmp_path / "out", quantize=4, group_size=128)  # only c_proj has rows of 128
     assert "model.h.0.mlp.c_proj.scales" in tensors(done.folder) and greedy(done.folder, 2)
     assert len(mlx_lm_greedy(done.folder, 2)) == 2
     assert "8 layers stay unquantized" in done.warnings[0]
-    narrow = config_dict(n_embd=12, n_inner=20)
-    weights = oracles.random_weights(GPT2Config.from_dict({"model_type": "gpt2", **narrow}))
-    odd = oracles.write_folder(tmp_path / "odd", narrow, weights, oracles.byte_tokenizer())
+    odd = tiny_gpt2(n_embd=12, n_inner=20).write(tmp_path / "odd")
     with pytest.raises(OptionError, match="smaller --group-size"):
         convert(odd, tmp_path / "none", quantize=4)
 
@@ -202,13 +182,10 @@ def test_safetensors_opens_what_is_written(tmp_path: Path, source: Path) -> None
     assert all(np.array_equal(array, np.array(ours[name])) for name, array in theirs.items())
 
 
-def test_a_head_of_its_own_is_kept_and_mlx_lms_limit_is_told(
-    tmp_path: Path, entries: Entries, config_dict: Callable[..., Entries]
-) -> None:
-    untied = config_dict(tie_word_embeddings=False)
-    weights = oracles.random_weights(GPT2Config.from_dict({"model_type": "gpt2", **untied}))
+def test_a_head_of_its_own_is_kept_and_mlx_lms_limit_is_told(tmp_path: Path) -> None:
+    untied = tiny_gpt2(tie_word_embeddings=False)
     # The config that is written calls it tied; the weights differ.
-    source = oracles.write_folder(tmp_path / "source", entries, weights, oracles.byte_tokenizer())
+    source = replace(untied, entries=TINY.entries).write(tmp_path / "source")
     done = convert(source, tmp_path / "out", verify=True)
     assert done.verification is not None and done.verification.largest_difference == 0
     assert json.loads((done.folder / "config.json").read_text())["tie_word_embeddings"] is False
@@ -217,13 +194,9 @@ def test_a_head_of_its_own_is_kept_and_mlx_lms_limit_is_told(
     assert "mlx-lm cannot open" in warning and "head of its own" in warning
 
 
-def test_a_head_equal_to_the_embedding_is_dropped(tmp_path: Path, entries: Entries, weights: Entries) -> None:
-    source = oracles.write_folder(
-        tmp_path / "source",
-        entries,
-        {**weights, "lm_head.weight": weights["model.wte.weight"]},
-        oracles.byte_tokenizer(),
-    )
+def test_a_head_equal_to_the_embedding_is_dropped(tmp_path: Path) -> None:
+    repeated = {**TINY.weights, "lm_head.weight": TINY.weights["model.wte.weight"]}
+    source = replace(TINY, weights=repeated).write(tmp_path / "source")
     done = convert(source, tmp_path / "out")
     assert "lm_head.weight" not in tensors(done.folder) and not done.warnings
 
@@ -263,7 +236,7 @@ def test_the_config_says_what_mlx_lm_needs_and_keeps_what_the_source_says(tmp_pa
         ({"keep_head": True}, "--quantize"),
     ],
 )
-def test_options_that_cannot_be_used(tmp_path: Path, source: Path, bad: Entries, told: str) -> None:
+def test_options_that_cannot_be_used(tmp_path: Path, source: Path, bad: dict[str, Any], told: str) -> None:
     with pytest.raises(OptionError, match=told):
         convert(source, tmp_path / "out", **bad)
     assert not any(tmp_path.iterdir())

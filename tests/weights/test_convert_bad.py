@@ -15,20 +15,17 @@ from click.testing import CliRunner
 
 from mlxgen.cli.main import main
 from mlxgen.errors import MlxgenError
-from mlxgen.network.config import GPT2Config
 from mlxgen.weights import convert
 from mlxgen.weights.conversion import converter, verification
 
-from .. import oracles
+from ..support.models import tiny_gpt2
 
 Change = Callable[[Path], None]
 
 
 @pytest.fixture
-def source(tmp_path: Path, config_dict: Callable[..., dict[str, Any]]) -> Path:
-    entries = config_dict()
-    weights = oracles.random_weights(GPT2Config.from_dict({"model_type": "gpt2", **entries}))
-    return oracles.write_folder(tmp_path / "source", entries, weights, oracles.byte_tokenizer())
+def source(tmp_path: Path) -> Path:
+    return tiny_gpt2().write(tmp_path / "source")
 
 
 def rewrite(folder: Path, **changes: Any) -> None:

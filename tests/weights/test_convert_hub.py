@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -13,17 +11,14 @@ from huggingface_hub import constants, metadata_load
 
 import mlxgen
 from mlxgen.cli.main import main
-from mlxgen.network.config import GPT2Config
 
-from .. import oracles
-from ..small_hub import COMMIT, Hub
+from ..support.hub import COMMIT, Hub
+from ..support.models import tiny_gpt2
 
 
 @pytest.fixture
-def files(tmp_path: Path, config_dict: Callable[..., dict[str, Any]]) -> dict[str, bytes]:
-    entries = config_dict()
-    weights = oracles.random_weights(GPT2Config.from_dict({"model_type": "gpt2", **entries}))
-    folder = oracles.write_folder(tmp_path / "original", entries, weights, oracles.byte_tokenizer())
+def files(tmp_path: Path) -> dict[str, bytes]:
+    folder = tiny_gpt2().write(tmp_path / "original")
     (folder / "README.md").write_text("---\nlicense: mit\n---\n# Tales\n")
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
@@ -103,10 +98,10 @@ def test_a_download_cut_off_half_way_goes_on_in_the_next_run(
 def test_a_nanogpt_without_a_tokenizer_gets_gpt2s_when_its_size_is_gpt2s(tales: Hub, files: dict[str, bytes]) -> None:
     import torch
 
-    from .. import small_gpts
+    from ..support import torch_gpts
 
     sizes = {"n_layer": 1, "n_head": 2, "n_embd": 8, "block_size": 16, "vocab_size": 50304, "bias": False}
-    model = small_gpts.GPT(50304, 16, 1, 2, 8, bias=False)
+    model = torch_gpts.GPT(50304, 16, 1, 2, 8, bias=False)
     Path("nano").mkdir()
     torch.save({"model": model.state_dict(), "model_args": sizes}, "nano/ckpt.pt")
     assert "--vocab" in refused("nano/ckpt.pt")  # the hub does not have it

@@ -9,27 +9,22 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mlxgen.errors import MlxgenError
-from mlxgen.network.config import GPT2Config
 from mlxgen.weights import convert
 from mlxgen.weights.files.replace_folder import sweep, written_beside
 from mlxgen.weights.hub.resolve import BUNDLED_FOLDER
 
-from .. import oracles
+from ..support.models import tiny_gpt2
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory, config_dict: Callable[..., dict[str, Any]]) -> Path:
-    entries = config_dict()
-    weights = oracles.random_weights(GPT2Config.from_dict({"model_type": "gpt2", **entries}))
-    folder = tmp_path_factory.mktemp("source") / "tales"
-    return oracles.write_folder(folder, entries, weights, oracles.byte_tokenizer())
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_gpt2().write(tmp_path_factory.mktemp("source") / "tales")
 
 
 def content(folder: Path) -> dict[str, bytes]:

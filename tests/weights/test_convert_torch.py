@@ -6,7 +6,6 @@ import json
 import os
 import pickle
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +18,16 @@ from click.testing import CliRunner
 import mlxgen
 from mlxgen.cli.main import main
 from mlxgen.errors import ModelError
-from mlxgen.network.config import GPT2Config
 from mlxgen.weights import convert
 from mlxgen.weights.load import open_decoder
 
-from .. import oracles, small_gpts
+from ..support import oracles, torch_gpts
+from ..support.models import published, tiny_gpt2
 
 IDS = [5, 1, 7, 3, 3, 11, 2, 0, 9, 4]
 TEXT = "Far far away, behind the word mountains."
 CHARACTERS = {character: number for number, character in enumerate(sorted({*TEXT, "\n"}))}
+TINY = tiny_gpt2()
 SHAPE = {"n_positions": 16, "n_layer": 2, "n_head": 4, "width": 32}
 
 
@@ -57,20 +57,10 @@ def refusal(source: Path, out: Path, **options: Any) -> str:
 # --- what transformers saved before safetensors
 
 
-@pytest.fixture(scope="module")
-def entries(config_dict: Callable[..., dict[str, Any]]) -> dict[str, Any]:
-    return config_dict()
-
-
-@pytest.fixture(scope="module")
-def weights(entries: dict[str, Any]) -> dict[str, Any]:
-    return oracles.random_weights(GPT2Config.from_dict({"model_type": "gpt2", **entries}))
-
-
-def bin_folder(folder: Path, entries: dict[str, Any], weights: dict[str, Any], layout: str, **save: Any) -> Path:
-    oracles.write_folder(folder, entries, weights, oracles.byte_tokenizer(), layout)
+def bin_folder(folder: Path, layout: str = "transformer.", **save: Any) -> Path:
+    TINY.write(folder, layout)
     (folder / "model.safetensors").unlink()
-    state = {name: torch.tensor(array) for name, array in oracles.published(weights, layout).items()}
+    state = {name: torch.tensor(array) for name, array in published(TINY.weights, layout).items()}
     torch.save(state, folder / "pytorch_model.bin", **save)
     return folder
 
@@ -79,21 +69,19 @@ def bin_folder(folder: Path, entries: dict[str, Any], weights: dict[str, Any], l
     ("layout", "save"),
     [("bare", {}), ("transformer.", {}), ("transformer.", {"_use_new_zipfile_serialization": False})],
 )
-def test_a_bin_file_converts_to_the_same_tokens(
-    tmp_path: Path, entries: dict[str, Any], weights: dict[str, Any], layout: str, save: dict[str, Any]
-) -> None:
-    source = bin_folder(tmp_path / "source", entries, weights, layout, **save)
+def test_a_bin_file_converts_to_the_same_tokens(tmp_path: Path, layout: str, save: dict[str, Any]) -> None:
+    source = bin_folder(tmp_path / "source", layout, **save)
     with pytest.raises(ModelError, match="mlxgen convert"):
         mlxgen.load(str(source))
     out = convert(source, tmp_path / "out").folder
     model = mlxgen.load(str(out))
-    wanted = oracles.torch_greedy(oracles.torch_model(entries, weights), model.tokenizer.encode("Once"), 16)
+    wanted = oracles.torch_greedy(TINY.torch(), model.tokenizer.encode("Once"), 16)
     assert mlxgen.generate(model, "Once", max_tokens=16, temperature=0, ignore_eos=True).tokens == wanted
     assert agree(mlx_lm_logits(out), mlx_logits(out))
 
 
-def test_shards_of_bin_files(tmp_path: Path, entries: dict[str, Any], weights: dict[str, Any]) -> None:
-    source = bin_folder(tmp_path / "source", entries, weights, "transformer.")
+def test_shards_of_bin_files(tmp_path: Path) -> None:
+    source = bin_folder(tmp_path / "source")
     whole = convert(source, tmp_path / "whole").folder
     state = torch.load(source / "pytorch_model.bin", weights_only=True)
     (source / "pytorch_model.bin").unlink()
@@ -112,10 +100,8 @@ def test_shards_of_bin_files(tmp_path: Path, entries: dict[str, Any], weights: d
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_the_type_of_a_bin_file_is_kept(
-    tmp_path: Path, entries: dict[str, Any], weights: dict[str, Any], dtype: torch.dtype
-) -> None:
-    source = bin_folder(tmp_path / "source", entries, weights, "transformer.")
+def test_the_type_of_a_bin_file_is_kept(tmp_path: Path, dtype: torch.dtype) -> None:
+    source = bin_folder(tmp_path / "source")
     state = torch.load(source / "pytorch_model.bin", weights_only=True)
     torch.save({name: tensor.to(dtype) for name, tensor in state.items()}, source / "pytorch_model.bin")
     done = convert(source, tmp_path / "out")
@@ -125,26 +111,26 @@ def test_the_type_of_a_bin_file_is_kept(
     assert np.array_equal(np.array(stored["model.h.1.mlp.c_fc.weight"].astype(mx.float32)), expected)
 
 
-def test_dialogpts_first_name_for_the_head(tmp_path: Path, entries: dict[str, Any], weights: dict[str, Any]) -> None:
-    source = bin_folder(tmp_path / "source", entries, weights, "transformer.")
+def test_dialogpts_first_name_for_the_head(tmp_path: Path) -> None:
+    source = bin_folder(tmp_path / "source")
     state = torch.load(source / "pytorch_model.bin", weights_only=True)
     torch.save({**state, "lm_head.decoder.weight": state["transformer.wte.weight"]}, source / "pytorch_model.bin")
     done = convert(source, tmp_path / "out", verify=True)
-    assert done.n_parameters == GPT2Config.from_dict({"model_type": "gpt2", **entries}).n_parameters
+    assert done.n_parameters == TINY.config.n_parameters
 
 
-def test_a_bare_state_dict_with_a_config(tmp_path: Path, entries: dict[str, Any], weights: dict[str, Any]) -> None:
-    source = bin_folder(tmp_path / "source", entries, weights, "transformer.")
+def test_a_bare_state_dict_with_a_config(tmp_path: Path) -> None:
+    source = bin_folder(tmp_path / "source")
     (tmp_path / "loose").mkdir()
     file = (source / "pytorch_model.bin").rename(tmp_path / "loose" / "finetuned.pt")
     assert "--config" in refusal(file, tmp_path / "none", vocab=source)
     config = tmp_path / "heads.json"
     config.write_text('{"n_head": 4}')  # the rest is in the shapes
     done = convert(file, tmp_path / "out", config=config, vocab=source)
-    config.write_text(json.dumps({"model_type": "gpt2", **entries}))
+    config.write_text(json.dumps(TINY.entries))
     again = convert(file, tmp_path / "again", config=config, vocab=source / "tokenizer.json")
     ids = mlxgen.load(str(done.folder)).tokenizer.encode(TEXT)
-    expected = oracles.torch_logits(oracles.torch_model(entries, weights), ids)
+    expected = oracles.torch_logits(TINY.torch(), ids)
     assert agree(mlx_logits(done.folder, ids), expected) and agree(mlx_logits(again.folder, ids), expected)
 
 
@@ -153,7 +139,7 @@ def test_a_bare_state_dict_with_a_config(tmp_path: Path, entries: dict[str, Any]
 
 def nano(folder: Path, *, vocab: int = len(CHARACTERS), bias: bool = True, prefix: str = "", **more: Any) -> Any:
     """A nanoGPT model, and the ckpt.pt that its train.py would have written."""
-    model = small_gpts.GPT(vocab, bias=bias, **SHAPE)
+    model = torch_gpts.GPT(vocab, bias=bias, **SHAPE)
     arguments = {
         "n_layer": 2,
         "n_head": 4,
@@ -185,7 +171,7 @@ def test_nanogpts_checkpoint_computes_what_its_own_forward_pass_computes(
     (tmp_path / "out-tales" / "meta.json").write_text(json.dumps({"stoi": CHARACTERS}))
     done = convert(tmp_path / "out-tales" / "ckpt.pt", tmp_path / "mlx", verify=True)
     assert done.kind == "nanoGPT checkpoint"
-    assert agree(mlx_logits(done.folder), small_gpts.logits(model, IDS))
+    assert agree(mlx_logits(done.folder), torch_gpts.logits(model, IDS))
     opened = mlxgen.load(str(done.folder))
     assert opened.tokenizer.encode(TEXT) == [CHARACTERS[character] for character in TEXT]
     assert opened.tokenizer.decode(opened.tokenizer.encode(TEXT)) == TEXT
@@ -193,7 +179,7 @@ def test_nanogpts_checkpoint_computes_what_its_own_forward_pass_computes(
     chosen = mlxgen.generate(opened, "Far", max_tokens=8, temperature=0).tokens
     ids = [CHARACTERS[character] for character in "Far"]
     for token in chosen:
-        assert token == small_gpts.logits(model, ids)[-1].argmax()
+        assert token == torch_gpts.logits(model, ids)[-1].argmax()
         ids.append(token)
 
 
@@ -217,9 +203,9 @@ def characters(folder: Path) -> Path:
 
 def test_a_vocabulary_padded_to_50304_keeps_its_rows_and_gpt2s_tokenizer(tmp_path: Path) -> None:
     model = nano(tmp_path / "nano", vocab=50304)
-    oracles.byte_tokenizer().save(str(tmp_path / "nano" / "tokenizer.json"))  # stands for GPT-2's
+    TINY.tokenizer.save(str(tmp_path / "nano" / "tokenizer.json"))  # stands for GPT-2's
     done = convert(tmp_path / "nano", tmp_path / "mlx")
-    assert agree(mlx_logits(done.folder), small_gpts.logits(model, IDS))
+    assert agree(mlx_logits(done.folder), torch_gpts.logits(model, IDS))
     assert json.loads((done.folder / "config.json").read_text())["vocab_size"] == 50304
 
 
@@ -261,7 +247,7 @@ def test_a_wrong_vocabulary(tmp_path: Path, content: str, told: str) -> None:
 
 
 def test_mingpt_with_its_own_config(tmp_path: Path) -> None:
-    model = small_gpts.GPT(len(CHARACTERS), nano=False, **SHAPE)
+    model = torch_gpts.GPT(len(CHARACTERS), nano=False, **SHAPE)
     folder, vocab = tmp_path / "chargpt", characters(tmp_path)
     folder.mkdir()
     torch.save(model.state_dict(), folder / "model.pt")
@@ -272,13 +258,13 @@ def test_mingpt_with_its_own_config(tmp_path: Path) -> None:
     for source, out in ((folder / "model.pt", "a"), (folder, "b")):
         done = convert(source, tmp_path / out, vocab=vocab, verify=True)
         assert done.kind == "minGPT state dict"
-        assert agree(mlx_logits(done.folder), small_gpts.logits(model, IDS))
+        assert agree(mlx_logits(done.folder), torch_gpts.logits(model, IDS))
     assert "mlx-lm cannot open" in done.warnings[0]  # its head is its own
 
 
 @pytest.mark.parametrize("head", [True, False])
 def test_a_bare_nanogpt_with_masks_is_told_from_mingpt_by_its_head(tmp_path: Path, head: bool) -> None:
-    model = small_gpts.GPT(len(CHARACTERS), **SHAPE)
+    model = torch_gpts.GPT(len(CHARACTERS), **SHAPE)
     masks = {f"transformer.h.{layer}.attn.bias": torch.ones(16, 16).tril()[None, None] for layer in range(2)}
     state = {**model.state_dict(), **masks}  # as nanoGPT has them where there is no flash attention
     if not head:
@@ -288,7 +274,7 @@ def test_a_bare_nanogpt_with_masks_is_told_from_mingpt_by_its_head(tmp_path: Pat
     config.write_text('{"n_head": 4}')
     done = convert(tmp_path / "nano.pt", tmp_path / "out", config=config, vocab=vocab)
     assert done.kind == "nanoGPT state dict" and done.assumed_activation == "gelu"
-    assert agree(mlx_logits(done.folder), small_gpts.logits(model, IDS))
+    assert agree(mlx_logits(done.folder), torch_gpts.logits(model, IDS))
     command = ["convert", str(tmp_path / "nano.pt"), "--config", str(config), "--vocab", str(vocab), "--force"]
     result = CliRunner().invoke(main, [*command, "-o", str(tmp_path / "out")])
     assert "activation  gelu is assumed (--config FILE can name another)\n" in result.stdout
@@ -298,13 +284,13 @@ def test_a_bare_nanogpt_with_masks_is_told_from_mingpt_by_its_head(tmp_path: Pat
 
 
 def test_mingpts_first_version(tmp_path: Path) -> None:
-    model = small_gpts.FirstGPT(len(CHARACTERS), **SHAPE)
+    model = torch_gpts.FirstGPT(len(CHARACTERS), **SHAPE)
     torch.save(model.state_dict(), tmp_path / "first.pt")
     config = tmp_path / "heads.json"
     config.write_text('{"n_head": 4}')
     done = convert(tmp_path / "first.pt", tmp_path / "out", config=config, vocab=characters(tmp_path))
     assert done.kind == "minGPT state dict"
-    assert agree(mlx_logits(done.folder), small_gpts.logits(model, IDS))
+    assert agree(mlx_logits(done.folder), torch_gpts.logits(model, IDS))
 
 
 # --- files that are not what they say
@@ -322,13 +308,11 @@ class Malicious:
 
 @pytest.mark.parametrize("zipped", [True, False])
 @pytest.mark.parametrize("name", ["ckpt.pt", "pytorch_model.bin"])
-def test_a_pickle_that_would_run_code_is_refused(
-    tmp_path: Path, entries: dict[str, Any], zipped: bool, name: str
-) -> None:
+def test_a_pickle_that_would_run_code_is_refused(tmp_path: Path, zipped: bool, name: str) -> None:
     marker, folder = tmp_path / "executed", tmp_path / "source"
     folder.mkdir()
     if name == "pytorch_model.bin":
-        (folder / "config.json").write_text(json.dumps({"model_type": "gpt2", **entries}))
+        (folder / "config.json").write_text(json.dumps(TINY.entries))
     bomb = {"model": {"x": torch.ones(2)}, "more": Malicious(marker)}
     torch.save(bomb, folder / name, _use_new_zipfile_serialization=zipped)
     message = refusal(folder, tmp_path / "none")
@@ -398,4 +382,4 @@ def test_a_pytorch_file_called_model_ckpt_is_not_tensorflows(tmp_path: Path, lig
     torch.save(content, tmp_path / "nano" / "model.ckpt")
     config = tmp_path / "heads.json" if lightning else None
     done = convert(tmp_path / "nano", tmp_path / "out", config=config, vocab=characters(tmp_path))
-    assert agree(mlx_logits(done.folder), small_gpts.logits(model, IDS))
+    assert agree(mlx_logits(done.folder), torch_gpts.logits(model, IDS))

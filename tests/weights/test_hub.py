@@ -11,7 +11,7 @@ from huggingface_hub import constants
 from mlxgen.errors import ModelError, OptionError
 from mlxgen.weights.hub.resolve import ALIASES, BUNDLED_FOLDER, resolve, wanted_files
 
-from ..small_hub import COMMIT, CONFIG, WHOLE, Hub
+from ..support.hub import COMMIT, CONFIG, WHOLE, Hub
 
 
 def refusal(name: str, revision: str | None = None) -> str:

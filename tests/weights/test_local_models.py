@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +10,15 @@ import pytest
 from click.testing import CliRunner
 
 from mlxgen.cli.main import main
-from mlxgen.network.config import GPT2Config
 from mlxgen.weights import ALIASES, convert, resolve
 
-from .. import oracles
-from ..small_hub import CONFIG, Hub
+from ..support.hub import CONFIG, Hub
+from ..support.models import tiny_gpt2
 
 
 @pytest.fixture
-def folder(tmp_path: Path, config_dict: Callable[..., dict[str, Any]]) -> Path:
-    entries = config_dict()
-    weights = oracles.random_weights(GPT2Config.from_dict({"model_type": "gpt2", **entries}))
-    return oracles.write_folder(tmp_path / "source" / "tales", entries, weights, oracles.byte_tokenizer())
+def folder(tmp_path: Path) -> Path:
+    return tiny_gpt2().write(tmp_path / "source" / "tales")
 
 
 def listed() -> list[dict[str, Any]]:
