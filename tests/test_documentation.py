@@ -21,8 +21,9 @@ import mlxgen
 from mlxgen import device
 from mlxgen.cli.main import COMMANDS, main
 
-from . import byte_model, small_gpts
+from .support import torch_gpts
 from .support.markdown import Page
+from .support.models import tiny_gpt2
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
@@ -62,17 +63,17 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with tiny stand-ins for the models that the pages name, and checkpoints of nanoGPT and minGPT."""
     folder = tmp_path_factory.mktemp("models")
     for seed, name in enumerate(MODELS):
-        byte_model.write_model(folder / name, seed=seed, n_embd=64, n_head=4)
+        tiny_gpt2(seed, n_embd=64).write(folder / name)
     shape = {"n_positions": 16, "n_layer": 1, "n_head": 2, "width": 32}
     characters = {character: number for number, character in enumerate("abcdefgh \n")}
     (folder / "characters.json").write_text(json.dumps(characters))
     (folder / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_head": 2}))
-    torch.save(small_gpts.GPT(len(characters), **shape, nano=False).state_dict(), folder / "model.pt")
+    torch.save(torch_gpts.GPT(len(characters), **shape, nano=False).state_dict(), folder / "model.pt")
     nano = folder / "out-shakespeare-char"
     nano.mkdir()
     (nano / "meta.json").write_text(json.dumps({"stoi": characters}))
     args = {"n_layer": 1, "n_head": 2, "n_embd": 32, "block_size": 16, "bias": True, "vocab_size": len(characters)}
-    state = small_gpts.GPT(len(characters), **shape).state_dict()
+    state = torch_gpts.GPT(len(characters), **shape).state_dict()
     torch.save({"model": state, "model_args": args, "config": {}}, nano / "ckpt.pt")
     return folder
 
