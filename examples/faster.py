@@ -20,7 +20,10 @@ from typing import NamedTuple
 
 import mlxgen
 from mlxgen import blas, device
-from mlxgen.cli.bench.measure import SIDES, compare, decode, median, missing, random_folder, ratio
+from mlxgen.cli.bench.measure import compare, compare_decodes
+from mlxgen.cli.bench.random_model import random_folder
+from mlxgen.cli.bench.sides import SIDES
+from mlxgen.cli.bench.speed import median, ratio
 
 # isort: split
 import mlx.core as mx
@@ -54,7 +57,7 @@ class Row(NamedTuple):
 
 def peers(folder: Path, runs: int) -> Iterator[Row]:
     """Decode and prefill against whoever is installed."""
-    sides = [side for side in SIDES if not missing(side)]
+    sides = [name for name, side in SIDES.items() if not side.missing]
     measured = []
     for m in compare(sides, folder, prompt_tokens=PROMPT, new_tokens=NEW, runs=runs):
         measured.append(m)
@@ -74,7 +77,7 @@ def peers(folder: Path, runs: int) -> Iterator[Row]:
 
 def context(folder: Path, runs: int) -> Iterator[Row]:
     """Decode speed at a context of 1,000 against 100, in the same run."""
-    ratios = [ratio(run) for run in decode(["mlxgen"], folder, runs)]
+    ratios = [ratio(run) for run in compare_decodes(["mlxgen"], folder, runs)]
     yield Row("tokens/s at context 1,000 against 100", statistics.median(ratios), "", "at least 0.8")
 
 

@@ -95,19 +95,11 @@ def trace(ctx: click.Context, /, prompt: str | None, **given: Any) -> None:
 
 
 def _write_page(record: Trace, file: str) -> int:
-    """Write the page next to its place and rename it into it; returns its size in bytes."""
-    import os
-    import secrets
-    from pathlib import Path
-
+    """Write the page and return its size in bytes."""
+    from mlxgen.atomic_file import replacing_file
     from mlxgen.tracing.page import page
 
     content = page(record).encode()
-    unfinished = Path(f"{file}.{secrets.token_hex(4)}.part")  # nobody's file
-    try:
-        with unfinished.open("xb") as out:
-            out.write(content)
-        os.replace(unfinished, file)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    with replacing_file(file) as part:
+        part.write_bytes(content)
     return len(content)

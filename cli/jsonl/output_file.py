@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import glob
 import json
-import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mlxgen.atomic_file import replacing_file
 from mlxgen.cli.jsonl.process_group import ProcessGroup
 from mlxgen.errors import MlxgenError
 
@@ -127,7 +127,5 @@ def _key(entry: Any, result_keys: Sequence[frozenset[str]]) -> Key | None:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """Replace a file as a whole: a crash leaves the old one."""
-    new = path.with_name(f"{path.name}.new")
-    new.write_bytes(content)
-    os.replace(new, path)
+    with replacing_file(path) as part:
+        part.write_bytes(content)

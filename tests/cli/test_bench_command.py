@@ -9,19 +9,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from mlxgen.cli.bench.measure import (
-    Measurement,
-    bytes_per_step,
-    curve,
-    decode,
-    measure,
-    median,
-    random_folder,
-    ratio,
-    tps_at,
-)
-from mlxgen.cli.bench.plot import check, draw
-from mlxgen.cli.bench.side import OPENERS
+from mlxgen.cli.bench.bandwidth import bytes_per_step
+from mlxgen.cli.bench.measure import Measurement, compare_decodes, measure
+from mlxgen.cli.bench.plot import check_plot, draw_plot
+from mlxgen.cli.bench.random_model import random_folder
+from mlxgen.cli.bench.sides import SIDES
+from mlxgen.cli.bench.speed import curve, median, ratio, tps_at
 from mlxgen.cli.commands.bench import bench
 from mlxgen.cli.main import main
 from mlxgen.errors import MlxgenError, OptionError
@@ -42,9 +35,9 @@ def rows(yielded: list[object]) -> list[int]:
 @pytest.mark.parametrize("peer", ["mlx-lm", "transformers"])
 def test_a_peer_chooses_the_same_tokens_from_the_same_weights(folder: Path, peer: str) -> None:
     prompt = [5, 17, 255, 3]
-    ours = rows(list(OPENERS["mlxgen"](folder)([prompt], 20)))
+    ours = rows(list(SIDES["mlxgen"].open(folder)([prompt], 20)))
     assert len(ours) == 20
-    assert rows(list(OPENERS[peer](folder)([prompt], 20))) == ours
+    assert rows(list(SIDES[peer].open(folder)([prompt], 20))) == ours
 
 
 def test_a_run_in_its_own_process_gives_every_number(folder: Path) -> None:
@@ -107,7 +100,7 @@ def test_a_curve_is_the_median_of_its_runs() -> None:
 
 
 def test_a_series_goes_through_the_whole_context(folder: Path) -> None:
-    points = curve(list(decode(["mlxgen"], folder, runs=1)))
+    points = curve(list(compare_decodes(["mlxgen"], folder, runs=1)))
     assert [context for context, _ in points] == [9, 41]
     assert all(tps > 0 for _, tps in points)
 
@@ -118,13 +111,13 @@ def test_sides_decode_the_context_in_turn(folder: Path, monkeypatch: pytest.Monk
         return a_run([0.1] * new_tokens, side, prompt_tokens)
 
     monkeypatch.setattr("mlxgen.cli.bench.measure.measure", fake)
-    assert [run.side for run in decode(["mlxgen", "mlx-lm"], folder, runs=2)] == ["mlxgen", "mlx-lm"] * 2
+    assert [run.side for run in compare_decodes(["mlxgen", "mlx-lm"], folder, runs=2)] == ["mlxgen", "mlx-lm"] * 2
 
 
 def test_a_context_too_short_for_a_decode_is_told(tmp_path: Path) -> None:
     tiny = random_folder(tmp_path, vocab_size=30, n_positions=9, n_embd=8, n_layer=1, n_head=1)
     with pytest.raises(OptionError, match="10 positions"):
-        decode(["mlxgen"], tiny)
+        compare_decodes(["mlxgen"], tiny)
 
 
 def points(svg: str, side: str) -> list[tuple[float, float]]:
@@ -136,7 +129,7 @@ def points(svg: str, side: str) -> list[tuple[float, float]]:
 
 def test_the_plot_has_a_curve_a_side(tmp_path: Path) -> None:
     fast, slow = [(9, 80.0), (41, 40.0), (73, 40.0)], [(9, 20.0), (41, 20.0)]
-    draw(tmp_path / "speed.svg", "a $model$", {"mlxgen": fast, "mlx-lm": slow})
+    draw_plot(tmp_path / "speed.svg", "a $model$", {"mlxgen": fast, "mlx-lm": slow})
     svg = (tmp_path / "speed.svg").read_text()
     for text in (">a $model$<", "context (tokens)", "tokens per second", ">mlxgen<", ">mlx-lm<"):
         assert text in svg
@@ -151,9 +144,9 @@ def test_the_plot_has_a_curve_a_side(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("name", "magic"), [("a.png", b"\x89PNG\r\n"), ("a.PDF", b"%PDF-"), ("a.svg", b"<?xml")])
 def test_the_format_follows_the_ending(tmp_path: Path, name: str, magic: bytes) -> None:
-    check(tmp_path / name)
+    check_plot(tmp_path / name)
     assert not list(tmp_path.iterdir()), "nothing is left of the trial"
-    draw(tmp_path / name, "model", {"mlxgen": [(9, 80.0)]})
+    draw_plot(tmp_path / name, "model", {"mlxgen": [(9, 80.0)]})
     assert (tmp_path / name).read_bytes().startswith(magic)
     assert [file.name for file in tmp_path.iterdir()] == [name]
 
@@ -162,7 +155,7 @@ def test_a_plot_takes_the_old_ones_place_as_a_whole(tmp_path: Path) -> None:
     file, other = tmp_path / "a.png", tmp_path / "b.png"
     file.write_text("old")
     other.hardlink_to(file)
-    draw(file, "model", {"mlxgen": [(9, 80.0)]})
+    draw_plot(file, "model", {"mlxgen": [(9, 80.0)]})
     assert other.read_text() == "old" and file.read_bytes().startswith(b"\x89PNG")
 
 
@@ -173,7 +166,7 @@ def test_a_plot_that_fails_leaves_the_old_one(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "a.png").write_text("old")
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", full)
     with pytest.raises(OSError, match="disk full"):
-        draw(tmp_path / "a.png", "model", {"mlxgen": [(9, 80.0)]})
+        draw_plot(tmp_path / "a.png", "model", {"mlxgen": [(9, 80.0)]})
     assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("a.png", "old")]
 
 
@@ -195,8 +188,8 @@ def refused(file: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     def work(*_: object, **__: object) -> None:
         raise AssertionError("measured before the refusal")
 
-    for name in ("bandwidth", "measure"):
-        monkeypatch.setattr(f"mlxgen.cli.bench.measure.{name}", work)
+    for name in ("bandwidth.memory_bandwidth", "measure.measure"):
+        monkeypatch.setattr(f"mlxgen.cli.bench.{name}", work)
     done: Result = CliRunner().invoke(main, ["bench", "-m", str(folder), "--plot", str(file)])
     assert done.exit_code == 2 and done.stdout == ""
     (line,) = done.stderr.splitlines()
@@ -232,10 +225,10 @@ def test_a_place_that_cannot_be_written_is_refused(
 def test_a_run_that_does_not_fit_and_a_peer_that_is_not_there_are_told_before_anything_is_measured(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mlxgen.cli.bench.measure.bandwidth", lambda: pytest.fail("measured"))
+    monkeypatch.setattr("mlxgen.cli.bench.bandwidth.memory_bandwidth", lambda: pytest.fail("measured"))
     long = CliRunner().invoke(bench, ["-m", str(folder), "--prompt-tokens", "60", "-n", "10"])
     assert "more than the model's 64 positions" in str(long.exception)
-    monkeypatch.setattr("mlxgen.cli.bench.measure.find_spec", lambda name: None)
+    monkeypatch.setattr("mlxgen.cli.bench.sides.find_spec", lambda name: None)
     missing = CliRunner().invoke(bench, ["-m", str(folder), "--against", "transformers"])
     assert "pip install torch transformers" in str(missing.exception)
 

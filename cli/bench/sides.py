@@ -1,23 +1,38 @@
-"""One side of a measurement: `python -m mlxgen.cli.bench_side SIDE FOLDER PROMPT NEW BATCH` prints one JSON line."""
+"""The sides of a measurement, mlxgen and its peers: how each opens a folder and decodes, and what it needs.
+
+All choose greedily with no end token. Peers run as their users run them: mlx-lm without the BLAS that mlxgen loads,
+transformers on torch, CTranslate2 on its own kernels.
+"""
 
 from __future__ import annotations
 
 import json
-import random
-import resource
-import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
-from itertools import pairwise
+from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 Prompts = list[list[int]]
-Runner = Callable[[Prompts, int], Iterator[object]]  # yields once a token, when all rows have it
+Runner = Callable[[Prompts, int], Iterator[object]]  # (prompts, new tokens) -> a step each, once all rows have it
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """open: a folder's runner. needs: packages besides mlxgen's own. our_blas: whether it gets the BLAS of mlxgen."""
+
+    open: Callable[[Path], Runner]
+    needs: tuple[str, ...] = ()
+    our_blas: bool = False
+
+    @property
+    def missing(self) -> list[str]:
+        """The packages that it needs and that are not installed."""
+        return [name for name in self.needs if find_spec(name) is None]
 
 
 def open_mlxgen(folder: Path) -> Runner:
-    """What mlxgen's own loop does, without text: prefill in chunks, then steps that are sent before they are read."""
+    """What mlxgen.generate does, without text: prefill in chunks, then steps that are sent ahead of being read."""
     import mlx.core as mx
 
     from mlxgen.device import lay_out_weights
@@ -53,6 +68,7 @@ def open_mlxgen(folder: Path) -> Runner:
 
 
 def open_mlx_lm(folder: Path) -> Runner:
+    """mlx_lm.generate's own step for one row; for more, which it does not take, its model with its cache."""
     import mlx.core as mx
     from mlx_lm.models.cache import make_prompt_cache
     from mlx_lm.utils import load_model
@@ -66,7 +82,7 @@ def open_mlx_lm(folder: Path) -> Runner:
             step = import_module("mlx_lm.generate").generate_step
             yield from (token for token, _ in step(mx.array(prompts[0]), decoder, max_tokens=new))
             return
-        cache = make_prompt_cache(decoder)  # its generate has one row; its model takes more
+        cache = make_prompt_cache(decoder)
         token = mx.argmax(decoder(mx.array(prompts), cache=cache)[:, -1], axis=-1)
         for _ in range(new):
             following = mx.argmax(decoder(token[:, None], cache=cache)[:, -1], axis=-1)
@@ -78,9 +94,10 @@ def open_mlx_lm(folder: Path) -> Runner:
 
 
 def open_transformers(folder: Path) -> Runner:
+    """GPT2LMHeadModel with its cache, in torch's inference mode."""
     import torch
 
-    decoder = torch_decoder(folder)
+    decoder = _torch_decoder(folder)
 
     def run(prompts: Prompts, new: int) -> Iterator[object]:
         with torch.inference_mode():
@@ -95,9 +112,10 @@ def open_transformers(folder: Path) -> Runner:
 
 
 def open_ctranslate2(folder: Path) -> Runner:
+    """The same weights, converted by CTranslate2 from transformers' format."""
     import ctranslate2
 
-    decoder = torch_decoder(folder)
+    decoder = _torch_decoder(folder)
     words = [f"t{token}" for token in range(decoder.config.vocab_size)]
     with tempfile.TemporaryDirectory() as scratch:
         source, target = Path(scratch, "source"), Path(scratch, "target")
@@ -115,7 +133,7 @@ def open_ctranslate2(folder: Path) -> Runner:
 
 
 class _Words:
-    """What CTranslate2's converter asks of a tokenizer."""
+    """The part of a tokenizer that CTranslate2's converter uses."""
 
     bos_token = eos_token = unk_token = "t0"
 
@@ -126,8 +144,8 @@ class _Words:
         return {word: index for index, word in enumerate(self._words)}
 
 
-def torch_decoder(folder: Path):  # type: ignore[no-untyped-def]  # torch is not always there
-    """The same weights in transformers' GPT-2: its Conv1D keeps them as [in, out]."""
+def _torch_decoder(folder: Path):  # type: ignore[no-untyped-def]  # torch is not always there
+    """The folder's weights in transformers' GPT-2, whose Conv1D has them as [in, out]."""
     import torch
     from safetensors.torch import load_file
     from transformers import GPT2Config, GPT2LMHeadModel
@@ -144,47 +162,10 @@ def torch_decoder(folder: Path):  # type: ignore[no-untyped-def]  # torch is not
     return decoder
 
 
-def peak_memory() -> int:
-    """This process's peak resident size, in bytes. On Linux ru_maxrss would begin with that of the parent process."""
-    if sys.platform == "darwin":
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    facts = Path("/proc/self/status").read_text().splitlines()
-    return 1024 * next(int(line.split()[1]) for line in facts if line.startswith("VmHWM:"))
-
-
-OPENERS: dict[str, Callable[[Path], Runner]] = {
-    "mlxgen": open_mlxgen,
-    "mlx-lm": open_mlx_lm,
-    "transformers": open_transformers,
-    "ctranslate2": open_ctranslate2,
+SIDES = {
+    "mlxgen": Side(open_mlxgen, our_blas=True),
+    "mlx-lm": Side(open_mlx_lm),
+    "transformers": Side(open_transformers, needs=("torch", "transformers")),
+    "ctranslate2": Side(open_ctranslate2, needs=("torch", "transformers", "ctranslate2")),
 }
-
-
-def main(side: str, folder: str, prompt_tokens: str, new_tokens: str, batch_size: str) -> None:
-    config = json.loads(Path(folder, "config.json").read_text())
-    chance = random.Random(0)
-    size, length = config["vocab_size"], int(prompt_tokens)
-    prompts = [[chance.randrange(size) for _ in range(length)] for _ in range(int(batch_size))]
-    start = time.perf_counter()
-    run = OPENERS[side](Path(folder))
-    loaded = time.perf_counter()
-    for _ in run([prompt[:8] for prompt in prompts], 2):  # what is set up once is not counted
-        pass
-    times = [time.perf_counter()]
-    times += [time.perf_counter() for _ in run(prompts, int(new_tokens))]
-    seconds = [after - before for before, after in pairwise(times)]
-    first, rest = seconds[0], times[-1] - times[1]
-    rows = len(prompts)
-    numbers = {
-        "load": loaded - start,
-        "first_token": first,
-        "prefill_tps": rows * int(prompt_tokens) / first,
-        "decode_tps": rows * (len(times) - 2) / rest if rest else 0.0,
-        "memory": peak_memory(),
-        "seconds": seconds,
-    }
-    print(json.dumps(numbers))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+PEERS = tuple(name for name in SIDES if name != "mlxgen")

@@ -1,0 +1,47 @@
+"""Memory bandwidth: what this machine reaches, and how much a decode step has to read."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import mlx.core as mx
+
+
+def memory_bandwidth(megabytes: int = 256, runs: int = 5) -> float:
+    """Bytes per second that this device reads: the best of several products of one row with a large matrix.
+
+    Both layouts of the matrix are tried, since a BLAS may read one faster.
+    """
+    side = math.isqrt(megabytes * 1024 * 1024 // 4)
+    matrix, row = mx.ones((side, side)), mx.ones((1, side))
+    mx.eval(matrix, row)
+    products = (lambda: mx.eval(row @ matrix), lambda: mx.eval(row @ matrix.T))
+    return matrix.nbytes / min(_seconds(product) for product in products for _ in range(runs + 1))
+
+
+def bytes_per_step(folder: Path, context: int, rows: int = 1) -> int:
+    """Bytes that one decode step has to read: the weights, without unused rows of the embeddings, and the caches."""
+    from mlxgen.device import compute_dtype, on_cpu
+    from mlxgen.network.config import read_config
+    from mlxgen.weights.conversion.plan import nbytes
+    from mlxgen.weights.files.headers import read_headers
+    from mlxgen.weights.layouts import match
+
+    config = read_config(folder)
+    layout = match(read_headers(folder), config)
+    stored = layout.sources["model.wte.weight"].tensor.dtype
+    itemsize = compute_dtype(mx.float32 if stored == "F32" else mx.float16).size
+    unread = config.n_positions + (0 if config.tie_word_embeddings else config.vocab_size)
+    weights = itemsize * (config.n_parameters - unread * config.n_embd)
+    if layout.packed and not on_cpu():
+        weights = nbytes(layout)
+    return weights + rows * context * config.cache_bytes_per_token(itemsize)
+
+
+def _seconds(run: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start

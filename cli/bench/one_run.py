@@ -1,0 +1,52 @@
+"""One run of one side: `python -m mlxgen.cli.bench.one_run SIDE FOLDER PROMPT NEW BATCH` prints a line of JSON."""
+
+from __future__ import annotations
+
+import json
+import random
+import resource
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+
+from mlxgen.cli.bench.sides import SIDES
+
+
+def peak_memory() -> int:
+    """This process's peak resident size in bytes. On Linux, ru_maxrss would start from that of the parent process."""
+    if sys.platform == "darwin":
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    facts = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in facts if line.startswith("VmHWM:"))
+
+
+def main(side: str, folder: str, prompt_tokens: str, new_tokens: str, batch_size: str) -> None:
+    """Measure one side once and print the numbers of a Measurement as JSON."""
+    config = json.loads(Path(folder, "config.json").read_text())
+    chance = random.Random(0)
+    size, length = config["vocab_size"], int(prompt_tokens)
+    prompts = [[chance.randrange(size) for _ in range(length)] for _ in range(int(batch_size))]
+    start = time.perf_counter()
+    run = SIDES[side].open(Path(folder))
+    loaded = time.perf_counter()
+    for _ in run([prompt[:8] for prompt in prompts], 2):  # what is set up once does not count
+        pass
+    times = [time.perf_counter()]
+    times += [time.perf_counter() for _ in run(prompts, int(new_tokens))]
+    seconds = [after - before for before, after in pairwise(times)]
+    first, rest = seconds[0], times[-1] - times[1]
+    rows = len(prompts)
+    numbers = {
+        "load": loaded - start,
+        "first_token": first,
+        "prefill_tps": rows * int(prompt_tokens) / first,
+        "decode_tps": rows * (len(times) - 2) / rest if rest else 0.0,
+        "memory": peak_memory(),
+        "seconds": seconds,
+    }
+    print(json.dumps(numbers))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
