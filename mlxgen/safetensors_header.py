@@ -53,17 +53,17 @@ def read_header(file: Path) -> Header:
         stream.seek(0)
         length = int.from_bytes(stream.read(8), "little")
         if size < 8 or length > min(size - 8, MAX_BYTES):
-            raise HeaderError("not a whole safetensors file (its header does not fit)")
+            raise HeaderError("not a complete safetensors file (the header does not fit)")
         text = stream.read(length)
     try:
         content = json.loads(text.decode("utf-8"))
     except (ValueError, RecursionError):
-        raise HeaderError("not a safetensors file (its header is not JSON)") from None
+        raise HeaderError("not a safetensors file (the header is not JSON)") from None
     if not isinstance(content, dict):
-        raise HeaderError("not a safetensors file (its header is not an object)")
+        raise HeaderError("not a safetensors file (the header is not an object)")
     metadata = content.pop("__metadata__", None) or {}
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise HeaderError("not a safetensors file (its metadata is not text)")
+        raise HeaderError("not a safetensors file (the metadata is not text)")
     spans: list[tuple[int, int, str]] = []
     tensors = {name: _checked(name, entry, spans) for name, entry in content.items()}
     _check_spans(spans, size - 8 - length)
@@ -78,11 +78,11 @@ def _checked(name: str, entry: Any, spans: list[tuple[int, int, str]]) -> Tensor
         whole = all(type(number) is int and number >= 0 for number in [*shape, begin, end])
         dtype = BY_TAG.get(tag)
     except (KeyError, TypeError, ValueError):
-        raise HeaderError(f"{where}: its entry in the header is damaged") from None
+        raise HeaderError(f"{where}: the entry in the header is damaged") from None
     if dtype is None:
         raise HeaderError(f"{where}: has the unknown type {printable(str(tag), 20)}")
     if not whole or len(shape) > MAX_DIMENSIONS or end - begin != math.prod(shape) * dtype.itemsize:
-        raise HeaderError(f"{where}: its entry in the header is damaged")
+        raise HeaderError(f"{where}: the entry in the header is damaged")
     spans.append((begin, end, where))
     return TensorEntry(tag, tuple(shape))
 
@@ -92,9 +92,9 @@ def _check_spans(spans: list[tuple[int, int, str]], data_bytes: int) -> None:
     filled = 0
     for begin, end, where in sorted(spans):
         if begin != filled:
-            raise HeaderError(f"{where}: its place in the file is not right behind the tensor before it")
+            raise HeaderError(f"{where}: does not begin where the tensor before it ends")
         filled = end
     if filled > data_bytes:
         raise HeaderError(f"cut off ({filled - data_bytes} bytes are missing)")
     if filled < data_bytes:
-        raise HeaderError(f"{data_bytes - filled} bytes of it belong to no tensor")
+        raise HeaderError(f"its last {data_bytes - filled} bytes belong to no tensor")

@@ -12,7 +12,7 @@ import torch
 import mlxgen
 from mlxgen.errors import OptionError
 from mlxgen.scoring import windows
-from mlxgen.weights.hub.resolve import BUNDLED_FOLDER
+from mlxgen.weights.hub.names import BUNDLED_FOLDER
 
 from .support import oracles
 from .support.models import tiny_gpt2, torch_gpt2
@@ -84,6 +84,13 @@ def test_parts_of_characters_count_with_their_own_bytes(model: mlxgen.Model) -> 
 
 def test_tokens_without_bytes_have_no_finite_number_of_bits_for_each() -> None:
     assert mlxgen.Score("", [0], [-1.0], [1], 0).bits_per_byte == math.inf
+
+
+def test_known_probabilities_give_the_known_losses() -> None:
+    half, tenth = (mlxgen.Score("x", [0], [math.log(p)], [1], 1) for p in (0.5, 0.1))
+    assert half.loss == pytest.approx(0.693, abs=5e-4)
+    assert tenth.loss == pytest.approx(2.303, abs=5e-4)
+    assert half.perplexity == pytest.approx(2)
 
 
 def test_the_context_is_read_but_not_scored(model: mlxgen.Model) -> None:

@@ -1,23 +1,28 @@
-"""Checkpoints in and out: finding them, reading them, and matching their tensors to the decoder."""
+"""Checkpoints in and out: finding them by name, opening them as models, and converting them to model folders.
+
+May import the runtime, but never mlxgen.cli.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mlxgen.weights.conversion.converter import Conversion, convert
-    from mlxgen.weights.hub.resolve import ALIASES, BUNDLED, resolve
+    from mlxgen.weights.conversion.converter import convert
+    from mlxgen.weights.conversion.result import Conversion
+    from mlxgen.weights.hub.locate import resolve
+    from mlxgen.weights.hub.names import ALIASES, BUNDLED
     from mlxgen.weights.load import open_model
 
 __all__ = ["ALIASES", "BUNDLED", "Conversion", "convert", "open_model", "resolve"]
 
 _DEFINED_IN = {
-    "ALIASES": "hub.resolve",
-    "BUNDLED": "hub.resolve",
-    "Conversion": "conversion.converter",
+    "ALIASES": "hub.names",
+    "BUNDLED": "hub.names",
+    "Conversion": "conversion.result",
     "convert": "conversion.converter",
     "open_model": "load",
-    "resolve": "hub.resolve",
+    "resolve": "hub.locate",
 }
 
 

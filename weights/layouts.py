@@ -13,18 +13,21 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
-from mlxgen.errors import ModelError
+from mlxgen.dtypes import WEIGHT_TYPES, DType
+from mlxgen.errors import ModelError, printable
 from mlxgen.network.config import GPT2Config, Quantization
-from mlxgen.weights.files.headers import StoredTensor, shown
+from mlxgen.weights.files.headers import StoredTensor, main_dtype, read_headers
+from mlxgen.weights.files.model_folder import weight_files
 
 Shape = tuple[int, ...]
 
 HEAD, EMBEDDING = "lm_head.weight", "model.wte.weight"
 PRODUCTS = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
 MASKS = re.compile(r"h\.\d+\.attn\.(masked_)?bias")  # the causal mask, once stored as if it were a weight
-FLOATS = ("F32", "F16", "BF16")
-SHOWN = 30  # names of each kind that an error lists
+FLOATS = tuple(dtype.tag for dtype in WEIGHT_TYPES)
+MOST_NAMES = 30  # of each kind that an error lists
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +43,30 @@ class Source:
 class Layout:
     """A checkpoint matched to the decoder: a source for each parameter, and the layers that are packed.
 
-    With a tied head there may be a source for lm_head.weight all the same; whoever reads the weights compares
-    the two (transformers ties them only where they are equal).
+    Even where the config ties the head to the embedding, a checkpoint may have a head: see `DecoderWeights`.
     """
 
     sources: Mapping[str, Source]
     packed: Mapping[str, Quantization]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weights in their files."""
+        return sum(source.tensor.nbytes for source in self.sources.values())
+
+    @property
+    def dtype(self) -> DType:
+        """The floating-point type that most of the weights are stored in."""
+        return main_dtype(source.tensor for source in self.sources.values())
+
+
+def read_layout(folder: Path, config: GPT2Config) -> Layout:
+    """Match the weights in ``folder`` to the decoder by their files' headers. Raises ModelError."""
+    stored = read_headers(weight_files(folder))
+    try:
+        return match(stored, config)
+    except ModelError as error:
+        raise ModelError(f"{folder}: {error}") from None
 
 
 def decoder_shapes(config: GPT2Config) -> dict[str, Shape]:
@@ -113,27 +134,27 @@ def match(stored: Mapping[str, StoredTensor], config: GPT2Config) -> Layout:
         if target in sources and (problem := _problem(sources[target], shape, target, packed))
     ]
     if missing or unexpected or wrong:
-        parts = [("missing ", missing), ("unexpected ", unexpected), ("", wrong)]
-        told = "; ".join(kind + _some(names) for kind, names in parts if names)
-        raise ModelError(f"the weights are not those of the GPT-2 in config.json: {told}")
+        kinds = [("missing ", missing), ("unexpected ", unexpected), ("", wrong)]
+        problems = "; ".join(kind + listed(names, MOST_NAMES) for kind, names in kinds if names)
+        raise ModelError(f"the weights do not match config.json: {problems}")
     return Layout(sources, packed)
 
 
 def _packed(sources: Mapping[str, Source], config: GPT2Config, expected: dict[str, Shape]) -> dict[str, Quantization]:
-    """The layers that have scales. ``expected`` is changed to say the shapes of their packed parts."""
+    """The layers that have scales. ``expected`` is changed to the shapes of their packed weights, scales and biases."""
     packed: dict[str, Quantization] = {}
     for target in sources:
         path = target.removesuffix(".scales")
         if path == target or len(expected.get(f"{path}.weight", ())) != 2:
             continue
         if config.quantization is None:
-            raise ModelError(f"the weights are packed ({target}), but config.json has no quantization entry")
+            raise ModelError(f"the weights are quantized ({target}), but config.json has no quantization entry")
         entry = config.quantization.for_layer(path)
         if entry is None:
             continue  # the config says it is not packed: its scales are unexpected
         rows, columns = expected[f"{path}.weight"]
         if columns % entry.group_size:
-            raise ModelError(f"{path} has rows of {columns}, which groups of {entry.group_size} do not divide")
+            raise ModelError(f"{path}: rows of {columns} weights cannot be split into groups of {entry.group_size}")
         expected[f"{path}.weight"] = (rows, columns * entry.bits // 32)
         expected[f"{path}.scales"] = (rows, columns // entry.group_size)
         if entry.mode == "affine":
@@ -150,11 +171,11 @@ def _problem(source: Source, shape: Shape, target: str, packed: Mapping[str, Qua
         types = ("U32",)
     elif path in packed and kind == "scales" and packed[path].mode != "affine":
         types = ("U8",)
-    wanted = shape[::-1] if source.transpose else shape
-    if source.tensor.shape != wanted:
-        return f"{shown(source.name)} is {list(source.tensor.shape)} where config.json says {list(wanted)}"
+    expected = shape[::-1] if source.transpose else shape
+    if source.tensor.shape != expected:
+        return f"{printable(source.name)} has shape {list(source.tensor.shape)}, not {list(expected)}"
     if source.tensor.dtype not in types:
-        return f"{shown(source.name)} is of type {source.tensor.dtype}, not {' or '.join(types)}"
+        return f"{printable(source.name)} has type {source.tensor.dtype}, not {' or '.join(types)}"
     return None
 
 
@@ -163,7 +184,8 @@ def _published(target: str, prefix: str) -> str:
     return target if target == HEAD else prefix + target.removeprefix("model.")
 
 
-def _some(names: Iterable[str]) -> str:
-    names = [shown(name, 200) for name in names]
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more
+def listed(names: Iterable[str], most: int) -> str:
+    """Tensor names from an untrusted file, for a message: at most ``most`` of them."""
+    names = [printable(name, 200) for name in names]
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

@@ -7,31 +7,32 @@ from pathlib import Path
 
 from mlxgen.errors import ModelError
 from mlxgen.network.config import GPT2Config, read_config
-from mlxgen.weights.hub.resolve import ALIASES, BUNDLED, BUNDLED_FOLDER
+from mlxgen.weights.files.model_folder import has_safetensors, has_torch_weights
+from mlxgen.weights.hub.names import ALIASES, BUNDLED, BUNDLED_FOLDER
 
-CONVERTED = Path("weights")  # where `mlxgen convert` writes by default
+CONVERTED_FOLDER = Path("weights")  # where `mlxgen convert` writes by default
 
 
 @dataclass(frozen=True, slots=True)
 class LocalModel:
-    """A model that can be opened, or (where it has PyTorch weights alone) converted, without a network."""
+    """A model that can be opened, or at least converted, without a network."""
 
     name: str  # what mlxgen.load takes
     kind: str  # "bundled", "converted" or "cached"
     path: Path
     n_bytes: int  # on disk
     config: GPT2Config
-    pickled: bool  # has PyTorch weights alone
+    pickled: bool  # it has only PyTorch weights, and must be converted
 
     @property
     def aliases(self) -> list[str]:
         return [alias for alias, repo in ALIASES.items() if repo == self.name]
 
 
-def local_models() -> list[LocalModel]:
-    """Every GPT-2 that is here. Other kinds of models in the hub's cache are passed over."""
+def list_local_models() -> list[LocalModel]:
+    """Every GPT-2 on this machine. Other kinds of models in the hub's cache are skipped."""
     bundled = [_in_folder(BUNDLED, "bundled", BUNDLED_FOLDER)]
-    folders = sorted(path for path in CONVERTED.iterdir() if path.is_dir()) if CONVERTED.is_dir() else []
+    folders = sorted(path for path in CONVERTED_FOLDER.iterdir() if path.is_dir()) if CONVERTED_FOLDER.is_dir() else []
     converted = [
         _in_folder(str(folder), "converted", folder)
         for folder in folders
@@ -45,16 +46,16 @@ def _in_folder(name: str, kind: str, folder: Path, n_bytes: int | None = None) -
         config = read_config(folder)
     except ModelError:
         return None
-    safetensors, pickled = any(folder.glob("model*.safetensors")), any(folder.glob("pytorch_model*.bin"))
-    if not safetensors and not pickled:
+    openable = has_safetensors(folder)
+    if not openable and not has_torch_weights(folder):
         return None
     if n_bytes is None:
         n_bytes = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
-    return LocalModel(name, kind, folder, n_bytes, config, not safetensors)
+    return LocalModel(name, kind, folder, n_bytes, config, not openable)
 
 
 def _cached() -> list[LocalModel]:
-    """Of each repository in the hub's cache, the newest revision that holds a model."""
+    """Of each repository in the hub's cache, the newest revision that contains a model."""
     from huggingface_hub import constants, errors, scan_cache_dir
 
     try:

@@ -26,18 +26,15 @@ def bytes_per_step(folder: Path, context: int, rows: int = 1) -> int:
     """Bytes that one decode step has to read: the weights, without unused rows of the embeddings, and the caches."""
     from mlxgen.device import compute_dtype, on_cpu
     from mlxgen.network.config import read_config
-    from mlxgen.weights.conversion.plan import nbytes
-    from mlxgen.weights.files.headers import read_headers
-    from mlxgen.weights.layouts import match
+    from mlxgen.weights.layouts import read_layout
 
     config = read_config(folder)
-    layout = match(read_headers(folder), config)
-    stored = layout.sources["model.wte.weight"].tensor.dtype
-    itemsize = compute_dtype(mx.float32 if stored == "F32" else mx.float16).size
+    layout = read_layout(folder, config)
+    itemsize = compute_dtype(layout.dtype.mlx).size
     unread = config.n_positions + (0 if config.tie_word_embeddings else config.vocab_size)
     weights = itemsize * (config.n_parameters - unread * config.n_embd)
     if layout.packed and not on_cpu():
-        weights = nbytes(layout)
+        weights = layout.nbytes
     return weights + rows * context * config.cache_bytes_per_token(itemsize)
 
 

@@ -10,7 +10,7 @@ from mlxgen.cli.output import say, size, write, write_json
 from mlxgen.cli.progress import progress_bar
 
 if TYPE_CHECKING:
-    from mlxgen.weights.conversion.converter import Conversion
+    from mlxgen.weights.conversion.result import Conversion
 
 
 @click.command()
@@ -62,21 +62,22 @@ def convert(
     largest_difference, perplexity_before, perplexity_after; or null), uploaded (an address, or null).
     """
     from mlxgen.weights.conversion import converter
-    from mlxgen.weights.hub.upload import upload
+    from mlxgen.weights.conversion.weight_format import GROUP_SIZE
+    from mlxgen.weights.hub.upload import upload_folder
 
     bar = progress_bar("Converting", quiet=quiet)
     warn = bar.say if bar else say
     done = converter.convert(
         source,
         quantize=None if quantize is None else int(quantize),
-        group_size=converter.GROUP_SIZE if group_size is None else int(group_size),
+        group_size=GROUP_SIZE if group_size is None else int(group_size),
         progress=bar,
         warn=lambda warning: warn(f"Warning: {warning}"),
         **options,
     )
-    address = None if repo is None else upload(done.folder, repo)
+    address = None if repo is None else upload_folder(done.folder, repo)
     if as_json:
-        write_json({**converter.as_json(done), "uploaded": address})
+        write_json({**done.as_json(), "uploaded": address})
     elif not quiet:
         write("".join(f"{name:<12}{value}\n" for name, value in _summary(done, address)))
 

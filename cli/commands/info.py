@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from typing import Any
 
 import click
@@ -35,28 +33,19 @@ def info(model: str, revision: str | None, as_json: bool) -> None:
 
 def describe(name: str, revision: str | None = None) -> dict[str, Any]:
     """What `mlxgen info --json` prints."""
-    import mlx.core as mx
-
-    from mlxgen import blas, device
+    from mlxgen import blas, device, dtypes
     from mlxgen.network.config import read_config
     from mlxgen.text.tokenizer import load_tokenizer
-    from mlxgen.weights.files.headers import ITEMSIZE, read_headers
-    from mlxgen.weights.hub.resolve import resolve
-    from mlxgen.weights.layouts import match
+    from mlxgen.weights import resolve
+    from mlxgen.weights.layouts import read_layout
     from mlxgen.weights.load import end_tokens
 
     blas.loaded_library()
     folder = resolve(name, revision)
     config = read_config(folder)
-    layout = match(read_headers(folder), config)
+    layout = read_layout(folder, config)
     tokenizer = load_tokenizer(folder, n_embeddings=config.vocab_size)
-    types: Counter[str] = Counter()
-    for source in layout.sources.values():
-        types[source.tensor.dtype] += math.prod(source.tensor.shape)
-    floats = [name for name in ("BF16", "F16", "F32") if name in types]
-    stored = max(floats, key=lambda name: types[name])
-    compute = device.compute_dtype({"F32": mx.float32, "F16": mx.float16, "BF16": mx.bfloat16}[stored])
-    stored_bytes = sum(count * ITEMSIZE[dtype] for dtype, count in types.items())
+    compute = device.compute_dtype(layout.dtype.mlx)
     packed = bool(layout.packed) and not device.on_cpu()
     ends = sorted(end_tokens(folder, config, tokenizer.eos_token_id))
     q = config.quantization if layout.packed else None
@@ -73,11 +62,11 @@ def describe(name: str, revision: str | None = None) -> dict[str, Any]:
         "activation_function": config.activation_function,
         "tie_word_embeddings": config.tie_word_embeddings,
         "n_parameters": config.n_parameters,
-        "stored_dtype": stored,
-        "stored_bytes": stored_bytes,
+        "stored_dtype": layout.dtype.tag,
+        "stored_bytes": layout.nbytes,
         "quantization": {"bits": q.bits, "group_size": q.group_size} if q else None,
-        "compute_dtype": str(compute).removeprefix("mlx.core."),
-        "weight_bytes": stored_bytes if packed else config.n_parameters * compute.size,
+        "compute_dtype": dtypes.name_of(compute),
+        "weight_bytes": layout.nbytes if packed else config.n_parameters * compute.size,
         "cache_bytes_per_token": per_token,
         "cache_bytes": per_token * config.n_positions,
         "tokenizer_size": tokenizer.vocab_size,

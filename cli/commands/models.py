@@ -16,10 +16,10 @@ def models(as_json: bool) -> None:
     --json prints one object a line with these keys: name, kind (bundled, converted, cached, alias), path, bytes on
     disk, n_parameters, quantized_bits, needs_convert, repo (of an alias). What does not apply is null.
     """
-    from mlxgen.weights.hub.resolve import ALIASES
-    from mlxgen.weights.local_models import local_models
+    from mlxgen.weights import ALIASES
+    from mlxgen.weights.local_models import list_local_models
 
-    here = local_models()
+    here = list_local_models()
     cached = {model.name for model in here if model.kind == "cached"}
     absent = {alias: repo for alias, repo in ALIASES.items() if repo not in cached}
     if as_json:

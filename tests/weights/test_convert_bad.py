@@ -56,20 +56,23 @@ def emptied(folder: Path) -> None:
 
 CASES: dict[str, tuple[Change, str]] = {
     "truncated": (truncate, "cut off"),
-    "no header": (lambda f: (f / "model.safetensors").write_bytes(b"x" * 400) and None, "not a whole safetensors file"),
+    "no header": (
+        lambda f: (f / "model.safetensors").write_bytes(b"x" * 400) and None,
+        "not a complete safetensors file",
+    ),
     "wrong header": (
         lambda f: (f / "model.safetensors").write_bytes(b"\x03\0\0\0\0\0\0\0{]}" + b"x" * 99) and None,
         "not JSON",
     ),
-    "missing shard": (missing_shard, "model-00002-of-00002.safetensors, which is not there"),
-    "other shapes": (lambda f: rewrite(f, n_positions=65), "[64, 32] where config.json says [65, 32]"),
+    "missing shard": (missing_shard, "model-00002-of-00002.safetensors, which is missing"),
+    "other shapes": (lambda f: rewrite(f, n_positions=65), "wpe.weight has shape [64, 32], not [65, 32]"),
     "too few layers": (lambda f: rewrite(f, n_layer=3), "missing transformer.h.2.ln_1.weight"),
     "LoRA adapter": (adapter, "LoRA adapter"),
     "gpt_neo": (lambda f: rewrite(f, model_type="gpt_neo"), "gpt_neo"),
     "gptj": (lambda f: rewrite(f, model_type="gptj"), "gptj"),
     "llama": (lambda f: rewrite(f, model_type="llama"), "llama"),
     "empty": (emptied, "an empty folder"),
-    "not there": (shutil.rmtree, "there is no such folder"),
+    "not there": (shutil.rmtree, "no such folder"),
     "no config": (lambda f: (f / "config.json").unlink(), "no config.json"),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "has no weights"),
     "no tokenizer": (lambda f: (f / "tokenizer.json").unlink(), "--vocab"),
@@ -105,12 +108,12 @@ def test_nan_is_told_with_the_tensors_name(tmp_path: Path, source: Path) -> None
     mx.eval(stored)
     mx.save_safetensors(path, stored)
     done = convert(source, tmp_path / "plain")
-    assert [w.partition(":")[0] for w in done.warnings] == ["model.h.1.mlp.c_fc.bias holds NaN"]
+    assert [w.partition(",")[0] for w in done.warnings] == ["model.h.1.mlp.c_fc.bias contains NaN"]
     done = convert(source, tmp_path / "half", dtype="float16")
-    assert "model.wpe.weight holds values too large for float16" in done.warnings[0]
+    assert "model.wpe.weight contains values too large for float16" in done.warnings[0]
     assert "NaN" in done.warnings[1]
     result = CliRunner().invoke(main, ["convert", str(source), "-o", str(tmp_path / "told")])
-    assert result.exit_code == 0 and "Warning: model.h.1.mlp.c_fc.bias holds NaN" in result.stderr
+    assert result.exit_code == 0 and "Warning: model.h.1.mlp.c_fc.bias contains NaN" in result.stderr
 
 
 def test_scales_that_overflow_are_told(tmp_path: Path, source: Path) -> None:
@@ -121,8 +124,8 @@ def test_scales_that_overflow_are_told(tmp_path: Path, source: Path) -> None:
     mx.eval(stored)
     mx.save_safetensors(str(packed / "model.safetensors"), stored)
     told = convert(packed, tmp_path / "half", dtype="float16").warnings
-    assert len(told) == 2 and "c_attn.scales holds values too large for float16" in told[0]
-    assert "model.h.1.mlp.c_fc.biases holds NaN" in told[1]
+    assert len(told) == 2 and "c_attn.scales contains values too large for float16" in told[0]
+    assert "model.h.1.mlp.c_fc.biases contains NaN" in told[1]
 
 
 def test_warnings_are_shown_though_the_run_fails_later(
@@ -140,7 +143,7 @@ def test_warnings_are_shown_though_the_run_fails_later(
     monkeypatch.setattr(converter, "compare", fails)
     result = CliRunner().invoke(main, ["convert", str(source), "-o", str(tmp_path / "out"), "--verify"])
     assert result.exit_code == 1
-    assert result.stderr == "Warning: model.wte.weight holds NaN: the model cannot work\nError: no comparison\n"
+    assert result.stderr == "Warning: model.wte.weight contains NaN, so the model will not work\nError: no comparison\n"
 
 
 def test_verify_keeps_the_digits_over_a_whole_vocabulary() -> None:

@@ -66,7 +66,7 @@ def test_pytorch_weights_on_the_hub(tales: Hub, files: dict[str, bytes], tmp_pat
 def test_hub_errors(tales: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "no such model" in refused("someone/tails")
     assert "no revision 'v9'" in refused("someone/tales", "--revision", "v9")
-    for status, code, told in ((401, "GatedRepo", "accept its terms"), (403, "", "refuses access")):
+    for status, code, told in ((401, "GatedRepo", "accept its terms"), (403, "", "denied access")):
         tales.refusals["someone/tales"] = (status, code)
         assert told in refused("someone/tales")
     del tales.refusals["someone/tales"]
@@ -86,7 +86,7 @@ def test_a_download_cut_off_half_way_goes_on_in_the_next_run(
     cut = len(files["model.safetensors"]) // 2
     tales.cut_at = cut
     message = refused("someone/tales")
-    assert "broke off" in message and "goes on where it stopped" in message
+    assert "interrupted" in message and "run the command again to resume it" in message
     tales.cut_at = None
     tales.ranges.clear()
     assert run("someone/tales").exit_code == 0
@@ -115,7 +115,7 @@ def test_a_nanogpt_without_a_tokenizer_gets_gpt2s_when_its_size_is_gpt2s(tales: 
     Path("nano/config.json").write_text("{}")
     file = Path("nano/ckpt.pt").rename("nano/pytorch_model.bin")
     result = run(str(file), "-o", "nano", "--force", "--config", "weights/nano/config.json")
-    assert result.exit_code == 1 and "holds the source" in result.stderr and file.exists()
+    assert result.exit_code == 1 and "contains the source" in result.stderr and file.exists()
 
 
 def test_the_result_is_uploaded(tales: Hub, monkeypatch: pytest.MonkeyPatch) -> None:

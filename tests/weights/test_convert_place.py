@@ -16,8 +16,8 @@ import pytest
 
 from mlxgen.errors import MlxgenError
 from mlxgen.weights import convert
-from mlxgen.weights.files.replace_folder import sweep, written_beside
-from mlxgen.weights.hub.resolve import BUNDLED_FOLDER
+from mlxgen.weights.files.replace_folder import remove_leftovers, replacing_folder
+from mlxgen.weights.hub.names import BUNDLED_FOLDER
 
 from ..support.models import tiny_gpt2
 
@@ -72,7 +72,7 @@ def test_the_current_folder_and_those_above_it_are_refused(
 ) -> None:
     (tmp_path / "a" / "b").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "a" / "b")
-    with pytest.raises(MlxgenError, match="the current folder or one above it") as caught:
+    with pytest.raises(MlxgenError, match="the current folder or contains it") as caught:
         convert(source, output, force=True)
     assert "\n" not in str(caught.value)
     assert not any(Path().iterdir())
@@ -99,7 +99,7 @@ def test_what_fails_half_way_leaves_the_old_folder_or_none(
     with pytest.raises(kind) as caught:
         convert(source, place, force=True, progress=fails)
     if kind is MlxgenError:
-        assert "no space for the model" in str(caught.value) and "\n" not in str(caught.value)
+        assert "no space left for the model" in str(caught.value) and "\n" not in str(caught.value)
     if old:
         assert [path.name for path in place.parent.iterdir()] == ["tales"] and content(place) == before
     else:
@@ -110,7 +110,7 @@ def test_too_little_space_is_told_before_anything_is_written(
     tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**9, 10**9, 1000))  # type: ignore[attr-defined]
-    with pytest.raises(MlxgenError, match="no space: the model takes"):
+    with pytest.raises(MlxgenError, match="not enough space: the model takes"):
         convert(source, tmp_path / "out")
     assert not any(tmp_path.iterdir())
 
@@ -171,7 +171,7 @@ def test_kill_9_leaves_the_old_folder_or_none_and_the_next_run_sweeps(
 
 
 def test_a_run_that_is_still_at_work_is_left_alone(tmp_path: Path, source: Path) -> None:
-    with written_beside(tmp_path / "slow") as folder:
+    with replacing_folder(tmp_path / "slow") as folder:
         (folder / "config.json").write_text("{}")
         convert(source, tmp_path / "quick")
         assert (folder / "config.json").exists()
@@ -184,11 +184,11 @@ def test_a_sweep_before_the_new_folder_is_locked(tmp_path: Path, monkeypatch: py
     def swept(*args: Any, **kwargs: Any) -> str:
         made.append(plain(*args, **kwargs))
         if len(made) == 1:
-            sweep(tmp_path)
+            remove_leftovers(tmp_path)
         return made[-1]
 
     monkeypatch.setattr(tempfile, "mkdtemp", swept)
-    with written_beside(tmp_path / "tales") as folder:
+    with replacing_folder(tmp_path / "tales") as folder:
         (folder / "config.json").write_text("{}")
     assert len(made) == 2 and [path.name for path in tmp_path.iterdir()] == ["tales"]
 
@@ -199,7 +199,7 @@ def test_a_sweep_while_the_old_folder_is_aside(tmp_path: Path, source: Path, mon
 
     def swept(self: Path, target: Path) -> Path:
         if ".mlxgen-new-" in self.name:
-            sweep(tmp_path)
+            remove_leftovers(tmp_path)
         return rename(self, target)
 
     monkeypatch.setattr(Path, "rename", swept)

@@ -96,7 +96,7 @@ def test_shards_of_bin_files(tmp_path: Path) -> None:
     out = convert(source, tmp_path / "out").folder
     assert (out / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
     (source / "pytorch_model-00002-of-00002.bin").unlink()
-    assert "which is not there" in refusal(source, tmp_path / "none")
+    assert "which is missing" in refusal(source, tmp_path / "none")
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
@@ -230,7 +230,7 @@ def test_nanogpts_vocabulary_is_read_as_data_or_not_at_all(tmp_path: Path) -> No
     [
         ('{"ab": 1}', "single characters"),
         ('{"a": 1, "b": 1}', "same id"),
-        ('{"a": 99}', "not this model's vocabulary"),
+        ('{"a": 99}', "not the model's vocabulary"),
         ("{}", "no vocabulary"),
         ("[1", "not valid JSON"),
         ('{"a": "x"}', "single characters"),
@@ -341,11 +341,11 @@ def test_files_that_hold_no_weights(tmp_path: Path) -> None:
     assert "no state dict" in told({"epoch": 3})
     assert "no state dict" in told([torch.ones(2)])
     assert "not the weights of a GPT-2" in told({"fc.weight": torch.ones(2, 2)})
-    assert "not a whole PyTorch file" in told(b"")
-    assert "not a whole PyTorch file" in told(b"hello, this is no pickle")
+    assert "not a complete PyTorch file" in told(b"")
+    assert "not a complete PyTorch file" in told(b"hello, this is no pickle")
     nano(tmp_path / "nano")
     whole = (tmp_path / "nano" / "ckpt.pt").read_bytes()
-    assert "not a whole PyTorch file" in told(whole[: len(whole) // 2])
+    assert "not a complete PyTorch file" in told(whole[: len(whole) // 2])
 
 
 def test_without_torch_the_way_out_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,9 @@ import pytest
 from huggingface_hub import constants
 
 from mlxgen.errors import ModelError, OptionError
-from mlxgen.weights.hub.resolve import ALIASES, BUNDLED_FOLDER, resolve, wanted_files
+from mlxgen.weights.hub.locate import resolve
+from mlxgen.weights.hub.names import ALIASES, BUNDLED_FOLDER
+from mlxgen.weights.hub.repository import needed_files
 
 from ..support.hub import COMMIT, CONFIG, WHOLE, Hub
 
@@ -101,7 +103,7 @@ def test_no_such_model(hub: Hub) -> None:
         (403, "GatedRepo", "hf auth login"),
         (401, "RepoNotFound", "if it is private"),
         (401, "", "HF_TOKEN"),
-        (403, "", "refuses access"),
+        (403, "", "denied access"),
     ],
 )
 def test_a_gated_or_private_model_says_how_to_get_in(hub: Hub, status: int, code: str, told: str) -> None:
@@ -123,7 +125,7 @@ def test_what_is_cached_serves_when_the_hub_cannot(hub: Hub, monkeypatch: pytest
 def test_offline_and_not_cached(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     message = refusal("gpt2")
-    assert "openai-community/gpt2: not on this machine" in message
+    assert "openai-community/gpt2: not in the cache" in message
     assert "unset it" in message and "fairy-tales" in message
     assert not hub.asked
 
@@ -132,7 +134,7 @@ def test_offline_and_only_partly_cached(hub: Hub, monkeypatch: pytest.MonkeyPatc
     folder = resolve("someone/tales")
     (folder / "model.safetensors").unlink()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert "only a part of it" in refusal("someone/tales")
+    assert "only part of the model is in the cache" in refusal("someone/tales")
 
 
 def test_no_network(no_network: Hub) -> None:
@@ -146,7 +148,7 @@ def test_a_download_that_breaks_off_says_that_it_can_go_on(hub: Hub, monkeypatch
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", full)
     message = refusal("someone/tales")
-    assert "broke off" in message and "No space left" in message
+    assert "interrupted" in message and "No space left" in message
 
 
 def test_a_fresh_process_uses_hf_endpoint_and_its_cache(hub: Hub, tmp_path: Path) -> None:
@@ -178,22 +180,22 @@ def test_a_local_folder_comes_before_an_alias(hub: Hub, tmp_path: Path) -> None:
     (tmp_path / "gpt2" / "config.json").write_bytes(CONFIG)
     assert resolve("gpt2") == Path("gpt2")
     assert resolve(f"{tmp_path}/gpt2/") == tmp_path / "gpt2"
-    with pytest.raises(OptionError, match="is a folder on this machine"):
+    with pytest.raises(OptionError, match="is a local folder"):
         resolve("gpt2", "main")
     assert not hub.asked
 
 
 @pytest.mark.parametrize("name", ["./x", "../x", "/nowhere/x", "~/nowhere-x", "x/", "a/b/c", "a\\b"])
 def test_what_looks_like_a_path_but_is_not_there(hub: Hub, name: str) -> None:
-    assert refusal(name) == f"{name}: there is no such folder"
+    assert refusal(name) == f"{name}: no such folder"
     assert not hub.asked
 
 
 def test_names_that_nothing_can_have(hub: Hub) -> None:
     assert "did you mean gpt2-medium" in refusal("gpt2-meduim")
     assert "owner/name" in refusal("zzz")
-    assert "empty name" in refusal("  ")
-    assert "not a name" in refusal("some one/na me")
+    assert "name is empty" in refusal("  ")
+    assert "not a valid name" in refusal("some one/na me")
     assert not hub.asked
 
 
@@ -208,5 +210,5 @@ def test_folders_that_hold_no_model(tmp_path: Path) -> None:
 
 
 def test_safetensors_come_before_pickles_and_subfolders_do_not_count() -> None:
-    assert "pytorch_model.bin" not in wanted_files(list(WHOLE), pickled=True)
-    assert not any("/" in name for name in wanted_files(list(WHOLE), pickled=True))
+    assert "pytorch_model.bin" not in needed_files(list(WHOLE), pickled=True)
+    assert not any("/" in name for name in needed_files(list(WHOLE), pickled=True))

@@ -1,4 +1,4 @@
-"""A checkpoint becomes a model folder: what is written, in which type, with which tokenizer.
+"""Converting a checkpoint to a model folder: what is written, in which type, with which tokenizer and model card.
 
-May import every other room of mlxgen.weights, and the runtime.
+May import everything else of mlxgen.weights, and the runtime.
 """

@@ -1,4 +1,4 @@
-"""The model card: where a model comes from, what was done to it, and its licence."""
+"""The model card: where a model comes from, how it was converted, and its licence."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from pathlib import Path
 from typing import Any
 
 from mlxgen import __version__
-from mlxgen.weights.sources.record import Checkpoint
+from mlxgen.weights.sources.checkpoint import Checkpoint
 
 KEPT = ("license", "license_name", "license_link", "language", "datasets", "base_model")
 
 
-def card(checkpoint: Checkpoint, name: str, done: Sequence[str]) -> str:
-    """README.md's text. done: what was done, a sentence each."""
+def model_card(checkpoint: Checkpoint, name: str, changes: Sequence[str]) -> str:
+    """The text of README.md. changes: what the conversion did, in sentences."""
     meta = _metadata(checkpoint.folder)
     kept = {key: meta[key] for key in KEPT if meta.get(key)}
     entries = {**kept, "library_name": "mlx", "pipeline_tag": "text-generation", "tags": ["mlx", "gpt2"]}
-    origin = checkpoint.where.name or str(checkpoint.where.resolve().name)
+    origin = checkpoint.path.name or str(checkpoint.path.resolve().name)
     if checkpoint.repo is not None:
         entries["base_model"] = checkpoint.repo
         origin = f"[{checkpoint.repo}](https://huggingface.co/{checkpoint.repo}), revision `{checkpoint.commit}`"
     licence = kept.get("license_name") or kept.get("license") or "not stated by the source"
-    steps = "\n".join(f"- {sentence}" for sentence in done)
-    # What is JSON is YAML too.
+    steps = "\n".join(f"- {sentence}" for sentence in changes)
+    # JSON values are valid YAML.
     front = "".join(f"{key}: {json.dumps(value, ensure_ascii=False)}\n" for key, value in entries.items())
     return f"""---
 {front}---
 
 # {name}
 
-A GPT-2 for MLX, made from {origin} ({checkpoint.kind}) by mlxgen {__version__}.
+A GPT-2 for MLX, converted from {origin} ({checkpoint.kind}) by mlxgen {__version__}.
 
 {steps}
 
@@ -47,7 +47,7 @@ def licence_files(folder: Path) -> list[Path]:
 
 
 def _metadata(folder: Path) -> Mapping[str, Any]:
-    """The head of a README.md; {} where there is none that can be read."""
+    """The YAML header of the folder's README.md; {} if there is none, or none that can be read."""
     path = folder / "README.md"
     if not path.is_file():
         return {}
@@ -55,7 +55,7 @@ def _metadata(folder: Path) -> Mapping[str, Any]:
 
     try:
         meta = metadata_load(path)
-        json.dumps(meta)  # YAML knows dates, which JSON does not
-    except Exception:  # a stranger's YAML: a card without a licence is no reason to fail
+        json.dumps(meta)  # YAML has dates, which JSON does not
+    except Exception:  # any error in a stranger's YAML: a card without a licence is no reason to fail
         return {}
     return meta if isinstance(meta, dict) else {}

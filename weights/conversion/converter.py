@@ -1,4 +1,4 @@
-"""Any GPT-2 checkpoint becomes a folder that mlxgen and mlx-lm both open."""
+"""Converting any GPT-2 checkpoint to a folder that mlxgen and mlx-lm both open."""
 
 from __future__ import annotations
 
@@ -6,48 +6,33 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mlxgen.errors import MlxgenError, ModelError, OptionError
-from mlxgen.network.config import GPT2Config, Quantization
-from mlxgen.weights.conversion.card import card, licence_files
-from mlxgen.weights.conversion.plan import DTYPES, Job, WeightFormat, Weights, heads_differ, jobs, main_dtype, nbytes
-from mlxgen.weights.conversion.verification import Verification, compare
-from mlxgen.weights.conversion.vocabulary import Files, tokenizer_files
-from mlxgen.weights.conversion.written_config import mlx_lm_limits, written_config
-from mlxgen.weights.files.replace_folder import check_free, written_beside
+from mlxgen.dtypes import BY_NAME
+from mlxgen.errors import MlxgenError, ModelError, reason_of
+from mlxgen.network.config import GPT2Config
+from mlxgen.text.tokenizer import load_tokenizer
+from mlxgen.weights.conversion.card import licence_files, model_card
+from mlxgen.weights.conversion.plan import Warn, is_quantized, plan_tensors
+from mlxgen.weights.conversion.result import Conversion
+from mlxgen.weights.conversion.tokenizer_choice import Files, choose_tokenizer
+from mlxgen.weights.conversion.verification import compare
+from mlxgen.weights.conversion.weight_format import GROUP_SIZE, WeightFormat, weight_format
+from mlxgen.weights.conversion.written_config import config_entries, mlx_lm_limits
+from mlxgen.weights.files.headers import main_dtype
+from mlxgen.weights.files.replace_folder import check_free, replacing_folder
 from mlxgen.weights.files.writer import Progress, write_weights
-from mlxgen.weights.hub.resolve import BUNDLED_FOLDER
-from mlxgen.weights.layouts import HEAD, match
+from mlxgen.weights.hub.names import BUNDLED_FOLDER
+from mlxgen.weights.layouts import Layout, match
+from mlxgen.weights.local_models import CONVERTED_FOLDER
+from mlxgen.weights.parameters import decoder_weights
+from mlxgen.weights.sources.checkpoint import Checkpoint
 from mlxgen.weights.sources.detect import open_checkpoint
-from mlxgen.weights.sources.record import Checkpoint
 
-BITS, GROUP_SIZES = (4, 8), (32, 64, 128)
-GROUP_SIZE = 64
 SPARE_BYTES = 16 << 20  # room for the small files
 GENERIC_NAMES = ("ckpt", "model", "pytorch_model")
-
-
-@dataclass(frozen=True, slots=True)
-class Conversion:
-    """What was converted, and what came out. Sizes in bytes, of the weights alone."""
-
-    source: str
-    kind: str
-    folder: Path
-    n_parameters: int
-    bytes_before: int
-    bytes_after: int
-    dtype: str
-    quantization: Quantization | None
-    cache_bytes_per_token: int
-    tokenizer: str  # where it is from
-    assumed_activation: str | None  # of a state dict, which does not say it
-    warnings: tuple[str, ...]
-    verification: Verification | None
 
 
 def convert(
@@ -65,80 +50,82 @@ def convert(
     force: bool = False,
     verify: bool = False,
     progress: Progress | None = None,
-    warn: Callable[[str], None] | None = None,
+    warn: Warn | None = None,
 ) -> Conversion:
-    """Make an MLX folder of a GPT-2 checkpoint.
+    """Convert a GPT-2 checkpoint to an MLX model folder.
 
     source: a hub id, an alias, a folder (transformers', mlx-lm's or mlxgen's), or a file: nanoGPT's ckpt.pt, minGPT's
-    state dict, a bare state dict. output: the folder to write, by default weights/<name>. config: a config.json for
-    weights that come without. vocab: a vocabulary or tokenizer for those that come without. dtype: "float32", "float16"
-    or "bfloat16"; as stored by default. quantize: 4 or 8 bits, one scale for each group_size weights (32, 64, 128);
-    keep_head leaves the embeddings and the head as they are. dequantize unpacks a quantized source. force replaces a
-    model folder. verify runs a text through source and result. progress is called with (tensors done, tensors in all,
-    name), warn with each warning as it comes.
+    state dict, or any other GPT-2 state dict. The format is detected automatically. output: the folder to write, by
+    default weights/<name>. config: a config.json for weights without one. vocab: a vocabulary or tokenizer for weights
+    without one. dtype: "float32", "float16" or "bfloat16"; by default as stored. quantize: 4 or 8 bits, with one scale
+    for each group_size weights (32, 64, 128); keep_head leaves the embeddings and the head unquantized. dequantize
+    unpacks a quantized source. force replaces an existing model folder. verify compares the source and the result on a
+    text. progress is called with (tensors written, tensors in all, name of the last), warn with each warning at once.
 
     One parameter at a time is in memory. The folder is written beside its place and renamed into it.
-    Raises OptionError for bad options and MlxgenError (mostly ModelError) for what cannot be read or written.
+    Raises OptionError for invalid options and MlxgenError (mostly ModelError) for what cannot be read or written.
     """
-    wanted = _wanted_format(dtype, quantize, group_size, keep_head, dequantize)
+    target_format = weight_format(dtype, quantize, group_size, keep_head, dequantize)
     warnings: list[str] = []
 
-    def told(warning: str) -> None:
+    def add_warning(warning: str) -> None:
         warnings.append(warning)
         if warn is not None:
             warn(warning)
 
     source = str(source)
-    place = Path(output).expanduser() if output is not None else Path("weights") / default_name(source)
-    place = Path(os.path.normpath(place))  # its name is what comes last
-    check_free(place, force=force)
+    target = Path(output).expanduser() if output is not None else CONVERTED_FOLDER / default_name(source)
+    target = Path(os.path.normpath(target))  # without "..", so that its last part is its name
+    check_free(target, force=force)
     checkpoint = open_checkpoint(source, revision=revision, config=None if config is None else Path(config))
-    _keep_apart(place, checkpoint)
-    weights = _weights(checkpoint)
-    todo = jobs(weights, wanted, told)
-    parts = [part for job in todo for part in job.parts]
-    files, tokenizer = tokenizer_files(checkpoint, weights.config.vocab_size, None if vocab is None else str(vocab))
-    for limit in mlx_lm_limits(weights.config):
-        told(limit)
-    quantization = wanted.quantization or (weights.config.quantization if _packed(todo) else None)
-    stored_as = main_dtype(parts)
-    entries = written_config(checkpoint.entries, weights.config, quantization, stored_as)
-    done = _sentences(weights, wanted, stored_as, tokenizer)
-    total = sum(part.nbytes for part in parts)
+    _check_not_source(target, checkpoint)
+    model_config, layout = _matched(checkpoint)
+    weights = decoder_weights(model_config, layout, lambda part: checkpoint.tensors[part.name].read())
+    model_config = weights.config
+    groups = plan_tensors(weights, target_format, add_warning)
+    tensors = [tensor for group in groups for tensor in group.tensors.values()]
+    n_bytes = sum(tensor.nbytes for tensor in tensors)
+    stored_as = main_dtype(tensors).name
+    quantization = target_format.quantization or (model_config.quantization if is_quantized(groups) else None)
+    files, tokenizer = choose_tokenizer(checkpoint, model_config.vocab_size, None if vocab is None else str(vocab))
+    for limit in mlx_lm_limits(model_config):
+        add_warning(limit)
+    entries = config_entries(checkpoint.entries, model_config, quantization, stored_as)
+    changes = _changes(target_format, stored_as, bool(layout.packed), tokenizer)
     verification = None
     try:
-        with written_beside(place, force=force) as folder:
-            _check_space(folder, place, total)
+        with replacing_folder(target, force=force) as folder:
+            _check_space(folder, target, n_bytes)
             _write_json(folder / "config.json", entries)
-            _write_files(folder, files, checkpoint, card(checkpoint, place.absolute().name, done))
-            _check_tokenizer(folder, weights.config.vocab_size)
-            write_weights(folder, todo, progress)
+            _write_files(folder, files, checkpoint, model_card(checkpoint, target.absolute().name, changes))
+            _check_tokenizer(folder, model_config.vocab_size)
+            write_weights(folder, groups, progress)
             if verify:
                 verification = compare(weights, folder)
     except OSError as error:
-        what = error.strerror or error
+        reason = reason_of(error)
         if error.errno == errno.ENOSPC:
-            what = f"no space for the model's {total / 1e9:.2f} GB"
-        raise MlxgenError(f"{place}: not written ({what}); nothing was changed there") from None
+            reason = f"no space left for the model's {n_bytes / 1e9:.2f} GB"
+        raise MlxgenError(f"{target}: could not be written ({reason}); nothing there was changed") from None
     return Conversion(
-        source,
-        checkpoint.kind,
-        place,
-        weights.config.n_parameters,
-        nbytes(weights.layout),
-        total,
-        stored_as,
-        quantization,
-        weights.config.cache_bytes_per_token(DTYPES[stored_as].size),
-        tokenizer,
-        weights.config.activation_function if checkpoint.activation_assumed else None,
-        tuple(warnings),
-        verification,
+        source=source,
+        kind=checkpoint.kind,
+        folder=target,
+        n_parameters=model_config.n_parameters,
+        bytes_before=layout.nbytes,
+        bytes_after=n_bytes,
+        dtype=stored_as,
+        quantization=quantization,
+        cache_bytes_per_token=model_config.cache_bytes_per_token(BY_NAME[stored_as].itemsize),
+        tokenizer=tokenizer,
+        assumed_activation=model_config.activation_function if checkpoint.activation_assumed else None,
+        warnings=tuple(warnings),
+        verification=verification,
     )
 
 
 def default_name(source: str) -> str:
-    """The last part of a source's name: of a hub id, a folder, or the folder of a file called ckpt.pt."""
+    """The last part of a source's name. A file with a generic name, such as ckpt.pt, is named after its folder."""
     path = Path(source).expanduser()
     if path.is_file():
         name = path.absolute().parent.name if path.stem in GENERIC_NAMES else path.stem
@@ -149,69 +136,47 @@ def default_name(source: str) -> str:
     return name.lstrip(".") or "model"
 
 
-def _wanted_format(
-    dtype: str | None, quantize: int | None, group_size: int, keep_head: bool, dequantize: bool
-) -> WeightFormat:
-    if dtype is not None and dtype not in DTYPES:
-        raise OptionError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
-    if quantize is not None and quantize not in BITS:
-        raise OptionError(f"quantize must be 4 or 8 (bits), not {quantize!r}")
-    if group_size not in GROUP_SIZES:
-        raise OptionError(f"group_size must be 32, 64 or 128, not {group_size!r}")
-    if quantize is not None and dequantize:
-        raise OptionError("quantize and dequantize exclude each other")
-    if quantize is None and (keep_head or group_size != GROUP_SIZE):
-        raise OptionError("group_size and keep_head are for --quantize 4 or 8")
-    quantization = None if quantize is None else Quantization(group_size, quantize)
-    return WeightFormat(None if dtype is None else DTYPES[dtype], quantization, keep_head, dequantize)
-
-
-def _weights(checkpoint: Checkpoint) -> Weights:
-    """The checkpoint's tensors matched to the decoder."""
+def _matched(checkpoint: Checkpoint) -> tuple[GPT2Config, Layout]:
+    """The checkpoint's config, and its tensors matched to the decoder."""
     try:
         config = GPT2Config.from_dict(checkpoint.entries)
-        weights = Weights(checkpoint, config, match(checkpoint.stored, config))
+        return config, match(checkpoint.stored, config)
     except ModelError as error:
-        raise ModelError(f"{checkpoint.where}: {error}") from None
-    if config.tie_word_embeddings and HEAD in weights.layout.sources and heads_differ(weights):
-        return replace(weights, config=replace(config, tie_word_embeddings=False))
-    return weights
+        raise ModelError(f"{checkpoint.path}: {error}") from None
 
 
-def _keep_apart(place: Path, checkpoint: Checkpoint) -> None:
-    """A model folder may replace itself, being read before; what holds the source besides is not replaced.
+def _check_not_source(target: Path, checkpoint: Checkpoint) -> None:
+    """Refuse to replace the bundled model, or a folder that contains the source file.
 
-    The bundled model is never replaced.
+    A model folder may replace itself, because it is read before it is replaced.
     """
-    if place.resolve() == BUNDLED_FOLDER.resolve():
-        raise MlxgenError(f"{place}: is the bundled model, which stays as it is; choose another folder with --output")
-    if place.resolve() in checkpoint.where.resolve().parents:
-        raise MlxgenError(f"{place}: holds the source itself; choose another folder with --output")
+    if target.resolve() == BUNDLED_FOLDER.resolve():
+        raise MlxgenError(f"{target}: is the bundled model, which is never replaced; choose another with --output")
+    if target.resolve() in checkpoint.path.resolve().parents:
+        raise MlxgenError(f"{target}: contains the source, so it is not replaced; choose another with --output")
 
 
-def _packed(todo: list[Job]) -> bool:
-    return any(len(job.parts) > 1 for job in todo)
-
-
-def _sentences(weights: Weights, wanted: WeightFormat, stored_as: str, tokenizer: str) -> list[str]:
-    """What was done, for the model card."""
-    done = [f"Weights: {stored_as}, as [out, in]."]
-    if wanted.quantization is not None:
-        q = wanted.quantization
-        kept = "; the embeddings and the head are not quantized" if wanted.keep_head else ""
-        done.append(f"Quantized to {q.bits} bits, one scale and bias for each {q.group_size} weights{kept}.")
-    elif weights.layout.packed:
-        done.append("Unpacked from a quantized model." if wanted.unpack else "Quantized as the source is.")
+def _changes(target_format: WeightFormat, stored_as: str, was_packed: bool, tokenizer: str) -> list[str]:
+    """What the conversion did, in sentences for the model card."""
+    changes = [f"Weights: {stored_as}, as [out, in]."]
+    if target_format.quantization is not None:
+        q = target_format.quantization
+        kept = "; the embeddings and the head are not quantized" if target_format.keep_head else ""
+        changes.append(f"Quantized to {q.bits} bits, one scale and bias for each {q.group_size} weights{kept}.")
+    elif was_packed:
+        changes.append(
+            "Unpacked from a quantized model." if target_format.dequantize else "Quantized as the source is."
+        )
     if tokenizer != "the source's":
-        done.append(f"Tokenizer: {tokenizer}.")
-    return done
+        changes.append(f"Tokenizer: {tokenizer}.")
+    return changes
 
 
-def _check_space(folder: Path, place: Path, total: int) -> None:
+def _check_space(folder: Path, target: Path, n_bytes: int) -> None:
     free = shutil.disk_usage(folder).free
-    if free < total + SPARE_BYTES:
+    if free < n_bytes + SPARE_BYTES:
         raise MlxgenError(
-            f"{place}: no space: the model takes {total / 1e9:.2f} GB and {free / 1e9:.2f} GB are free; "
+            f"{target}: not enough space: the model takes {n_bytes / 1e9:.2f} GB and {free / 1e9:.2f} GB are free; "
             "choose another disk with --output"
         )
 
@@ -229,32 +194,13 @@ def _write_files(folder: Path, files: Files, checkpoint: Checkpoint, readme: str
 
 
 def _check_tokenizer(folder: Path, vocab_size: int) -> None:
-    from mlxgen.text.tokenizer import load_tokenizer
-
+    """Refuse a tokenizer that cannot be opened, before the weights are written."""
     try:
         load_tokenizer(folder, n_embeddings=vocab_size)
     except ModelError as error:
         message = str(error).replace(str(folder), "the source")
-        raise ModelError(f"{message}; --vocab names another tokenizer") from None
+        raise ModelError(f"{message}; give another tokenizer with --vocab") from None
 
 
-def _write_json(path: Path, entries: dict[str, Any]) -> None:
+def _write_json(path: Path, entries: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(entries, indent=4) + "\n", encoding="utf-8")
-
-
-def as_json(conversion: Conversion) -> dict[str, Any]:
-    """The record as `mlxgen convert --json` prints it."""
-    q = conversion.quantization
-    v = conversion.verification
-    entries = {name: getattr(conversion, name) for name in ("source", "kind", "n_parameters", "bytes_before")}
-    return {
-        **entries,
-        "folder": str(conversion.folder),
-        "bytes_after": conversion.bytes_after,
-        "dtype": conversion.dtype,
-        "quantization": {"bits": q.bits, "group_size": q.group_size} if q else None,
-        "cache_bytes_per_token": conversion.cache_bytes_per_token,
-        "tokenizer": conversion.tokenizer,
-        "warnings": list(conversion.warnings),
-        "verification": asdict(v) if v else None,
-    }

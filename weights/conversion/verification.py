@@ -1,4 +1,4 @@
-"""Whether a converted model still says what its source says: the same text through both."""
+"""Comparing a converted model with its source: the logits and the perplexity of the same text."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from mlxgen import device
 from mlxgen.errors import ModelError
 from mlxgen.sampling.softmax import log_softmax
-from mlxgen.weights.conversion.plan import Weights
+from mlxgen.text.tokenizer import load_tokenizer
+from mlxgen.weights.load import build_decoder, open_decoder
+from mlxgen.weights.parameters import DecoderWeights
 
 if TYPE_CHECKING:
     from mlxgen.network.decoder import GPT2
 
 MAX_TOKENS = 256
-#: Lincoln's address at Gettysburg, 1863: in the public domain, and long enough to tell models apart.
+#: Lincoln's Gettysburg Address, 1863: in the public domain, and long enough to tell models apart.
 TEXT = (
     "Four score and seven years ago our fathers brought forth on this continent, a new nation, conceived in "
     "Liberty, and dedicated to the proposition that all men are created equal.\n\n"
@@ -36,7 +37,7 @@ TEXT = (
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """The same text through the source and through the result."""
+    """How much the result differs from the source on the same text."""
 
     tokens: int
     largest_difference: float  # between two logits
@@ -44,32 +45,21 @@ class Verification:
     perplexity_after: float
 
 
-def compare(weights: Weights, folder: Path) -> Verification:
-    """Compare the source with the model folder made from it. One after the other is in memory. Raises ModelError."""
-    from mlxgen.text.tokenizer import load_tokenizer
-    from mlxgen.weights.load import open_decoder
+def compare(weights: DecoderWeights, folder: Path) -> Verification:
+    """Compare the source's weights with the model folder made from them. Only one of the two is in memory at a time.
 
+    Raises ModelError.
+    """
     config = weights.config
     ids = load_tokenizer(folder, n_embeddings=config.vocab_size).encode(TEXT)
     ids = [token for token in ids if token < config.vocab_size][: min(MAX_TOKENS, config.n_positions)]
     if len(ids) < 2:
-        raise ModelError(f"{folder}: its tokenizer knows nothing of the text that --verify uses; convert without it")
+        raise ModelError(f"{folder}: its tokenizer cannot encode the text of --verify; convert without --verify")
     tokens = mx.array(ids)
-    before = _logits(_source_decoder(weights), tokens)
+    before = _logits(build_decoder(weights, packed=False), tokens)
     after = _logits(open_decoder(folder), tokens)
     difference = float(mx.abs(before - after).max())
     return Verification(len(ids), difference, _perplexity(before, tokens), _perplexity(after, tokens))
-
-
-def _source_decoder(weights: Weights) -> GPT2:
-    from mlxgen.network.decoder import GPT2
-    from mlxgen.weights.layouts import decoder_shapes
-
-    decoder = GPT2(weights.config)
-    arrays = ((target, weights.plain(target)) for target in decoder_shapes(weights.config))
-    decoder.load_weights([(target, array.astype(device.compute_dtype(array.dtype))) for target, array in arrays])
-    decoder.eval()
-    return decoder
 
 
 def _logits(decoder: GPT2, tokens: mx.array) -> mx.array:

@@ -1,14 +1,14 @@
-"""The config.json of a converted model, and what mlx-lm, which reads it too, makes of it."""
+"""The config.json of a converted model, and whether mlx-lm can use the model."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from mlxgen.network.config import GPT2Config, Quantization
+from mlxgen.network.config import ACTIVATIONS, GPT2Config, Quantization
 
-#: Entries of a config.json that describe its first home, or other spellings of entries that are written anew,
-#: or name Python files beside it, which are not copied and which other programs would run.
+#: Entries of the source's config.json that are not kept: they describe the place it came from, are other spellings of
+#: entries that are written, or name Python files, which are not copied and which other programs would run.
 DROPPED = (
     "_name_or_path",
     "transformers_version",
@@ -26,28 +26,28 @@ DROPPED = (
 
 
 def mlx_lm_limits(config: GPT2Config) -> list[str]:
-    """What mlx-lm's GPT-2, which has fewer options than GPT-2's config, makes of this model."""
+    """Warnings about what mlx-lm's GPT-2, which has fewer options, does not support of this model."""
     refused, differs = [], []
     if not config.tie_word_embeddings:
-        refused.append("an output head of its own")
+        refused.append("a separate output head")
     if config.n_inner != 4 * config.n_embd:
         refused.append(f"an inner width of {config.n_inner}, not 4 times {config.n_embd}")
-    if config.activation_function not in ("gelu_new", "gelu_pytorch_tanh", "gelu_fast"):
-        differs.append(f"the activation {config.activation_function} (it takes GPT-2's gelu_new)")
+    if ACTIVATIONS[config.activation_function] != "gelu_tanh":
+        differs.append(f"the activation {config.activation_function} (it uses gelu_new)")
     if not config.scale_attn_weights or config.scale_attn_by_inverse_layer_idx:
-        differs.append("the scale of its attention")
+        differs.append("the model's attention scaling")
     limits = []
     if refused:
         limits.append(f"mlx-lm cannot open this model, only mlxgen can: it has {' and '.join(refused)}")
     if differs:
-        limits.append(f"mlx-lm computes this model differently: its GPT-2 does not know {' and '.join(differs)}")
+        limits.append(f"mlx-lm computes this model differently: its GPT-2 does not support {' or '.join(differs)}")
     return limits
 
 
-def written_config(
+def config_entries(
     source: Mapping[str, Any], config: GPT2Config, quantization: Quantization | None, dtype: str
 ) -> dict[str, Any]:
-    """config.json: the source's entries, with what mlx-lm requires spelt out."""
+    """The entries of config.json: the source's, and those that mlx-lm requires."""
     kept = {key: value for key, value in source.items() if key not in DROPPED}
     ends = {"bos_token_id": config.bos_token_id, "eos_token_id": next(iter(config.eos_token_ids), None)}
     entries = {
@@ -68,18 +68,18 @@ def written_config(
         "torch_dtype": dtype,
     }
     if quantization is not None:
-        block = _block(quantization)
+        block = _quantization_block(quantization)
         entries |= {"quantization": block, "quantization_config": block}
     return dict(sorted(entries.items()))
 
 
-def _block(quantization: Quantization) -> dict[str, Any]:
-    """mlx-lm's entry."""
+def _quantization_block(quantization: Quantization) -> dict[str, Any]:
+    """The entry as mlx-lm writes it."""
     block: dict[str, Any] = {
         "group_size": quantization.group_size,
         "bits": quantization.bits,
         "mode": quantization.mode,
     }
     for path, entry in quantization.layers.items():
-        block[path] = False if entry is None else _block(entry)
+        block[path] = False if entry is None else _quantization_block(entry)
     return block

@@ -1,4 +1,4 @@
-"""Files on disk, read and written safely: safetensors headers and data, and folders that are replaced whole.
+"""Model folders on disk: which files they consist of, reading and writing safetensors, replacing a folder as a whole.
 
 May import the runtime, and nothing else of mlxgen.weights.
 """

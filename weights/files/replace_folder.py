@@ -1,7 +1,7 @@
-"""A folder is written beside its place and renamed into it: there is the old one or the new one, never a half.
+"""Replacing a folder as a whole: it is written beside its place and renamed into it, so a crash leaves the old one.
 
-What a killed process leaves is swept up by the next run. A folder that is being written is locked, and the system takes
-the lock away with the process.
+A folder that is being written is locked, and the system drops the lock with the process. So the next run can tell what
+a killed process left behind, and removes it. (Single files have `mlxgen.atomic_file`.)
 """
 
 from __future__ import annotations
@@ -16,87 +16,75 @@ from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from mlxgen.errors import MlxgenError
-from mlxgen.weights.files.headers import shown
-from mlxgen.weights.hub.resolve import CARD, PICKLED, SMALL_FILES
+from mlxgen.errors import MlxgenError, printable, reason_of
+from mlxgen.weights.files.model_folder import ALL_FILES
 
-#: What a model folder is made of, here and elsewhere. A folder that holds anything besides is never replaced.
-MODEL_FILES = (
-    *SMALL_FILES,
-    *CARD,
-    *PICKLED,
-    "model*.safetensors",
-    "model.safetensors.index.json",
-    "chat_template.json",
-    "encoder.json",
-    "vocab.bpe",
-    "NOTICE*",
-    "training_args.bin",
-    ".gitattributes",
-    ".DS_Store",
-)
 TRIES = 5
 LEFTOVER = re.compile(r"\.(?P<name>.+)\.mlxgen-(?P<kind>new|old)-\w+")
 
 
 @contextmanager
-def written_beside(place: Path, *, force: bool = False) -> Iterator[Path]:
-    """An empty folder that takes ``place`` when the block ends well, and is gone when it does not.
+def replacing_folder(target: Path, *, force: bool = False) -> Iterator[Path]:
+    """Yield an empty folder beside ``target``; when the block ends, it takes the place of ``target``.
 
-    force: a model folder that is there already is replaced. Raises MlxgenError where the place is taken.
+    If the block raises, ``target`` stays as it was and the new folder is removed. force: a model folder that exists
+    already is replaced. Raises MlxgenError if ``target`` cannot be written.
     """
-    check_free(place, force=force)
-    made = _make_parents(place.parent)
+    check_free(target, force=force)
+    created = _create_parents(target.parent)
     try:
-        new, lock = _new_folder(place)
+        new, lock = _new_folder(target)
     except OSError as error:
-        _remove_empty(made)
-        raise MlxgenError(f"{place.parent}: cannot be written to ({error.strerror or error})") from None
+        _remove_empty(created)
+        raise MlxgenError(f"{target.parent}: cannot be written to ({reason_of(error)})") from None
     try:
         yield new
         new.chmod(0o777 & ~_umask())  # mkdtemp's folders are for their owner alone
-        _take(new, place)
+        _move(new, target)
     except BaseException:
         shutil.rmtree(new, ignore_errors=True)
-        _remove_empty(made)
+        _remove_empty(created)
         raise
     finally:
         if lock is not None:
             os.close(lock)
 
 
-def check_free(place: Path, *, force: bool) -> None:
-    """Raise MlxgenError unless a model may be written to ``place``. First, finish or undo what was broken off there."""
-    here = Path.cwd().resolve()
-    if place.resolve() in (here, *here.parents):
-        raise MlxgenError(f"{place}: the current folder or one above it is not replaced; choose another with --output")
-    sweep(place.parent)
-    if not place.is_symlink() and not place.exists():
+def check_free(target: Path, *, force: bool) -> None:
+    """Raise MlxgenError unless a model may be written to ``target``. Interrupted runs are cleaned up first."""
+    current = Path.cwd().resolve()
+    if target.resolve() in (current, *current.parents):
+        raise MlxgenError(
+            f"{target}: is the current folder or contains it, so it is not replaced; choose another with --output"
+        )
+    remove_leftovers(target.parent)
+    if not target.is_symlink() and not target.exists():
         return
-    if not place.is_dir() or place.is_symlink():
-        raise MlxgenError(f"{place}: exists and is not a folder; choose another with --output")
-    content = list(place.iterdir())
+    if not target.is_dir() or target.is_symlink():
+        raise MlxgenError(f"{target}: exists and is not a folder; choose another with --output")
+    content = list(target.iterdir())
     if not content:
         return
     if not force:
-        raise MlxgenError(f"{place}: exists already; --force replaces it, or choose another folder with --output")
-    if not (place / "config.json").is_file():
-        raise MlxgenError(f"{place}: not a model folder (no config.json), so it is not replaced; choose another folder")
-    inner = next((path for path in content if path.is_dir()), None)
-    if inner is not None:
+        raise MlxgenError(f"{target}: already exists; replace it with --force, or choose another folder with --output")
+    if not (target / "config.json").is_file():
         raise MlxgenError(
-            f"{place}: holds more than a model ({inner.name}/), so it is not replaced; choose another folder"
+            f"{target}: is not a model folder (it has no config.json), so it is not replaced; "
+            "choose another folder with --output"
         )
+    folders = (f"{path.name}/" for path in content if path.is_dir())
     names = sorted(path.name for path in content)
-    other = next((name for name in names if not any(fnmatchcase(name, known) for known in MODEL_FILES)), None)
-    if other is not None:
+    others = (name for name in names if not any(fnmatchcase(name, known) for known in ALL_FILES))
+    foreign = next(folders, None) or next(others, None)
+    if foreign is not None:
         raise MlxgenError(
-            f"{place}: holds more than a model ({shown(other)}), so it is not replaced; choose another folder"
+            f"{target}: contains more than a model ({printable(foreign)}), so it is not replaced; "
+            "choose another folder with --output"
         )
 
 
-def sweep(parent: Path) -> None:
-    """Remove what killed runs left in ``parent``; put a folder back that one had moved aside and not yet replaced."""
+def remove_leftovers(parent: Path) -> None:
+    """Remove what killed runs left in ``parent``, and move a folder back that one had moved aside but not replaced."""
     if not parent.is_dir():
         return
     with suppress(OSError):
@@ -106,7 +94,7 @@ def sweep(parent: Path) -> None:
                 continue
             lock = _lock(path)
             if lock is None:
-                continue  # another process is at work
+                continue  # another process is writing it
             try:
                 if found["kind"] == "old" and not (parent / found["name"]).exists():
                     path.rename(parent / found["name"])
@@ -116,10 +104,10 @@ def sweep(parent: Path) -> None:
                 os.close(lock)
 
 
-def _new_folder(place: Path) -> tuple[Path, int | None]:
-    """An empty folder beside ``place`` and its lock. Until it is locked, another run's sweep may remove it."""
+def _new_folder(target: Path) -> tuple[Path, int | None]:
+    """An empty folder beside ``target`` and its lock. Until it is locked, another run may take it for a leftover."""
     for _ in range(TRIES):
-        new = Path(tempfile.mkdtemp(prefix=f".{place.name}.mlxgen-new-", dir=place.parent))
+        new = Path(tempfile.mkdtemp(prefix=f".{target.name}.mlxgen-new-", dir=target.parent))
         lock = _lock(new)
         if lock is not None and new.exists():
             return new, lock
@@ -127,21 +115,24 @@ def _new_folder(place: Path) -> tuple[Path, int | None]:
             os.close(lock)
         with suppress(OSError):
             new.rmdir()
-    return Path(tempfile.mkdtemp(prefix=f".{place.name}.mlxgen-new-", dir=place.parent)), None  # no locks on this disk
+    return Path(
+        tempfile.mkdtemp(prefix=f".{target.name}.mlxgen-new-", dir=target.parent)
+    ), None  # no locks on this disk
 
 
-def _take(new: Path, place: Path) -> None:
-    if not place.exists():
-        new.rename(place)
+def _move(new: Path, target: Path) -> None:
+    """Rename the new folder to ``target``, and remove the old one."""
+    if not target.exists():
+        new.rename(target)
         return
-    old = place.with_name(new.name.replace(".mlxgen-new-", ".mlxgen-old-"))
-    lock = _lock(place)  # else another run's sweep would put it back
+    old = target.with_name(new.name.replace(".mlxgen-new-", ".mlxgen-old-"))
+    lock = _lock(target)  # or another run would move it back
     try:
-        place.rename(old)
+        target.rename(old)
         try:
-            new.rename(place)
+            new.rename(target)
         except BaseException:
-            old.rename(place)
+            old.rename(target)
             raise
         shutil.rmtree(old, ignore_errors=True)
     finally:
@@ -162,14 +153,14 @@ def _lock(folder: Path) -> int | None:
     return descriptor
 
 
-def _make_parents(folder: Path) -> list[Path]:
-    """Make the folder and those above it; the ones that were not there, innermost first."""
+def _create_parents(folder: Path) -> list[Path]:
+    """Create the folder and those above it. Returns the ones that did not exist, innermost first."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         _remove_empty(missing)
-        raise MlxgenError(f"{folder}: cannot be made ({error.strerror or error})") from None
+        raise MlxgenError(f"{folder}: cannot be created ({reason_of(error)})") from None
     return missing
 
 

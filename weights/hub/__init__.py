@@ -1,4 +1,4 @@
-"""Models by name: aliases, the hub's files in its cache, download and upload.
+"""From a model's name to its folder: aliases, local folders, downloads into the hub's cache, and uploads.
 
 May import `mlxgen.weights.files` and the runtime, and nothing else of mlxgen.weights.
 """

@@ -1,7 +1,7 @@
-"""Weights from the hub that go on where they broke off, also in the next run.
+"""Downloads of weights that resume where they were interrupted, also in a later run.
 
-huggingface_hub tries a broken download again by itself, but when it gives up it throws away what it has. Weights are
-large, so what has come is kept here, in a file beside their place in huggingface_hub's cache.
+huggingface_hub retries an interrupted download by itself, but when it gives up it discards what has arrived. Weights
+are large, so they are downloaded into a file beside their place in its cache, and a later run continues that file.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import hashlib
 from pathlib import Path
 
 
-def fetch_weights(repo: str, commit: str, file: str) -> None:
-    """Bring one file of a repository into huggingface_hub's cache. Raises the client's errors, and OSError."""
+def download_file(repo: str, commit: str, file: str) -> None:
+    """Download one file of a repository into huggingface_hub's cache. Raises the client's errors, and OSError."""
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
     from huggingface_hub.file_download import http_get, repo_folder_name
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
@@ -20,7 +20,7 @@ def fetch_weights(repo: str, commit: str, file: str) -> None:
     url = hf_hub_url(repo, file, revision=commit)
     meta = get_hf_file_metadata(url, library_name="mlxgen")
     if not meta.etag or not meta.size:
-        return  # nothing to tell by whether two downloads are of the same file: the client does it alone
+        return  # two versions of the file could not be told apart, so the client downloads it alone
     blob = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repo, repo_type="model") / "blobs" / meta.etag
     if blob.exists():
         return
@@ -30,7 +30,7 @@ def fetch_weights(repo: str, commit: str, file: str) -> None:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            return  # another process is at it; the client then downloads a copy of its own
+            return  # another process is downloading it, so the client downloads its own copy
         had = stream.tell()
         if had > meta.size:
             stream.truncate(had := 0)

@@ -6,10 +6,14 @@ from pathlib import Path
 
 from mlxgen import __version__
 from mlxgen.errors import MlxgenError
+from mlxgen.weights.hub.explain import explain_upload
 
 
-def upload(folder: Path, repo: str) -> str:
-    """Put the folder on the hub as ``repo``, made if need be; the page's address. Raises MlxgenError."""
+def upload_folder(folder: Path, repo: str) -> str:
+    """Upload the folder as the repository ``repo``, which is created if need be.
+
+    Returns the address of its page. Raises MlxgenError.
+    """
     import huggingface_hub
     from huggingface_hub import constants
 
@@ -19,16 +23,7 @@ def upload(folder: Path, repo: str) -> str:
         api.upload_folder(repo_id=full, folder_path=folder, commit_message="Converted by mlxgen")
     except Exception as error:  # no network, no access, a bad name
         raise MlxgenError(
-            f"not uploaded: {_reason(error)}; the model itself is in {folder}, and `hf upload {repo} {folder}` "
-            "tries it again"
+            f"the upload failed ({explain_upload(error)}); the model is in {folder}, and "
+            f"`hf upload {repo} {folder}` tries again"
         ) from None
     return f"{constants.ENDPOINT}/{full}"
-
-
-def _reason(error: Exception) -> str:
-    from huggingface_hub import errors
-
-    status = getattr(getattr(error, "response", None), "status_code", None)
-    if status in (401, 403) or isinstance(error, errors.LocalTokenNotFoundError):
-        return "the hub refuses; log in with `hf auth login`, or set HF_TOKEN, to a token that may write there"
-    return next(iter(str(error).splitlines()), type(error).__name__)[:200]

@@ -1,4 +1,4 @@
-"""Checkpoints of any program: what a file or folder is, and its tensors as lazy arrays.
+"""Checkpoints of other programs: what a file or folder is, and its tensors under names that the layouts know.
 
-May import `mlxgen.weights.files`, `mlxgen.weights.hub`, and the runtime.
+May import `mlxgen.weights.files`, `mlxgen.weights.hub`, the layouts and parameters, and the runtime.
 """

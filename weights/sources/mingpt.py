@@ -1,17 +1,17 @@
-"""minGPT's state dicts. Neither version says how many heads it has; its config.json beside the weights does.
+"""minGPT's state dicts, in two versions. The number of heads is only in the config.json beside the weights.
 
-Today's names its modules as GPT-2 does, with nn.Linear products, GELU by tanh, and an output head of its own. The first
-(2020) has names of its own, separate query, key and value, and the exact GELU.
+The current version names its modules as GPT-2 does; it has nn.Linear layers, GELU by tanh, and a separate output head.
+The first version (2020) has other names, separate query, key and value layers, and the exact GELU.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from mlxgen.weights.files.headers import StoredTensor
-from mlxgen.weights.sources.record import LazyTensor
+from mlxgen.weights.sources.checkpoint import LazyTensor
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -34,21 +34,22 @@ JOINED_OR_MASK = re.compile(r"blocks\.\d+\.attn\.((query|key|value)\.(weight|bia
 
 
 def is_first_version(tensors: Mapping[str, LazyTensor]) -> bool:
+    """Whether these are the tensors of minGPT's first version."""
     return "tok_emb.weight" in tensors and "pos_emb" in tensors
 
 
 def first_version(tensors: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
-    """The first version's tensors under the decoder's names; what has no place keeps its own."""
+    """The first version's tensors under the decoder's names. Tensors that it does not know keep their names."""
     named: dict[str, LazyTensor] = {}
-    for name, held in tensors.items():
-        if name == "pos_emb" and len(held.stored.shape) == 3:  # [1, n_positions, D]
-            held = _flat(held)
+    for name, tensor in tensors.items():
+        if name == "pos_emb" and len(tensor.stored.shape) == 3:  # [1, n_positions, D]
+            tensor = _flat(tensor)
         if found := QUERY.fullmatch(name):
             parts = [tensors.get(name.replace("query", part)) for part in ("query", "key", "value")]
             if all(part is not None for part in parts):
                 named[f"model.h.{found[1]}.attn.c_attn.{found[2]}"] = _joined([p for p in parts if p is not None])
         elif not JOINED_OR_MASK.fullmatch(name):
-            named[_renamed(name)] = held
+            named[_renamed(name)] = tensor
     return named
 
 
@@ -59,13 +60,14 @@ def _renamed(name: str) -> str:
     return name
 
 
-def _flat(held: LazyTensor) -> LazyTensor:
-    stored = StoredTensor(held.stored.file, held.stored.dtype, held.stored.shape[1:])
-    return LazyTensor(stored, lambda: held.read().reshape(stored.shape))
+def _flat(tensor: LazyTensor) -> LazyTensor:
+    """The tensor without its first axis, which has one entry."""
+    stored = replace(tensor.stored, shape=tensor.stored.shape[1:])
+    return LazyTensor(stored, lambda: tensor.read().reshape(stored.shape))
 
 
 def _joined(parts: list[LazyTensor]) -> LazyTensor:
-    """Query, key and value one above the other, as c_attn has them."""
+    """Query, key and value, one after another along the first axis, as in c_attn."""
     first = parts[0].stored
     rows = sum(part.stored.shape[0] for part in parts)
 
@@ -74,4 +76,4 @@ def _joined(parts: list[LazyTensor]) -> LazyTensor:
 
         return mx.concatenate([part.read() for part in parts])
 
-    return LazyTensor(StoredTensor(first.file, first.dtype, (rows, *first.shape[1:])), read)
+    return LazyTensor(replace(first, shape=(rows, *first.shape[1:])), read)

@@ -1,17 +1,19 @@
 """nanoGPT's checkpoints (ckpt.pt): {"model": state dict, "model_args": {…}, "config": {…}, …}.
 
-Its products are nn.Linear, its GELU is exact (by erf), its head is tied to the embedding, its vocabulary is often
-padded from 50,257 to 50,304 rows, and with ``bias=False`` no layer has biases, which is the same as biases of 0.
+They have nn.Linear layers, the exact GELU (by erf), and a head that is tied to the embedding. The vocabulary is often
+padded from 50,257 to 50,304 rows. With ``bias=False`` no layer has a bias, which is the same as biases of 0.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from mlxgen.dtypes import BY_TAG
 from mlxgen.weights.files.headers import StoredTensor
-from mlxgen.weights.sources.record import LazyTensor
+from mlxgen.weights.sources.checkpoint import LazyTensor
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -25,25 +27,26 @@ WITH_BIAS = re.compile(r"model\.(h\.\d+\.(ln_1|ln_2|attn\.c_attn|attn\.c_proj|ml
 
 
 def with_biases(tensors: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
-    """The tensors with a bias of 0 for each layer, where they have no bias at all."""
+    """The tensors, with biases of 0 added to every layer if no layer has one."""
     if any(WITH_BIAS.fullmatch(name.removesuffix("bias") + "weight") for name in tensors if name.endswith(".bias")):
         return dict(tensors)
-    added = {}
-    for name, held in tensors.items():
-        if WITH_BIAS.fullmatch(name):
-            stored = StoredTensor(held.stored.file, held.stored.dtype, held.stored.shape[:1])
-            added[name.removesuffix("weight") + "bias"] = LazyTensor(stored, lambda stored=stored: _zeros(stored))  # type: ignore[misc]
-    return {**tensors, **added}
+    layers = {name.removesuffix("weight"): tensor for name, tensor in tensors.items() if WITH_BIAS.fullmatch(name)}
+    return {**tensors, **{f"{layer}bias": _zero_bias(tensor.stored) for layer, tensor in layers.items()}}
 
 
-def _zeros(stored: StoredTensor) -> mx.array:
-    import mlx.core as mx
+def _zero_bias(weight: StoredTensor) -> LazyTensor:
+    stored = replace(weight, shape=weight.shape[:1])
 
-    return mx.zeros(stored.shape, {"F16": mx.float16, "BF16": mx.bfloat16}.get(stored.dtype, mx.float32))
+    def zeros() -> mx.array:
+        import mlx.core as mx
+
+        return mx.zeros(stored.shape, BY_TAG[stored.dtype].mlx)
+
+    return LazyTensor(stored, zeros)
 
 
 def dataset(content: Any) -> str | None:
-    """The name of the data folder the model was trained on; its vocabulary may lie there."""
+    """The name of the data folder that the model was trained on, which may contain its vocabulary."""
     settings = content.get("config") if isinstance(content, Mapping) else None
     name = settings.get("dataset") if isinstance(settings, Mapping) else None
     return name if isinstance(name, str) and re.fullmatch(r"\w[\w.-]*", name) else None

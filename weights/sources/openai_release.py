@@ -1,6 +1,6 @@
 """OpenAI's release of GPT-2: hparams.json, encoder.json, vocab.bpe and a TensorFlow checkpoint.
 
-Only TensorFlow itself reads that checkpoint, and it is far larger than all of mlxgen. The same weights are on the hub.
+Only TensorFlow itself reads that checkpoint, and it is too large a dependency. The same weights are on the hub.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ PIECES = ("*.ckpt*.index", "*.ckpt*.data-*", "*.ckpt*.meta")  # a PyTorch file m
 
 
 def refuse_release(folder: Path) -> None:
-    """Raise ModelError, naming the same model on the hub, where ``folder`` is a TensorFlow checkpoint."""
+    """Raise ModelError, which names the same model on the hub, if ``folder`` is a TensorFlow checkpoint."""
     if not any(any(folder.glob(piece)) for piece in PIECES) and not (
         (folder / "checkpoint").is_file() and (folder / "hparams.json").is_file()
     ):
@@ -26,10 +26,10 @@ def refuse_release(folder: Path) -> None:
     name = BY_LAYERS.get(layers) if isinstance(layers, int) else None
     if name is None:
         raise ModelError(
-            f"{folder}: a TensorFlow checkpoint, which only TensorFlow reads; convert it to PyTorch first "
-            "(transformers has a script for GPT-2's), then convert the result"
+            f"{folder}: is a TensorFlow checkpoint, which only TensorFlow reads; convert it to PyTorch first "
+            "(transformers has a script for GPT-2), then convert the result"
         )
     raise ModelError(
-        f"{folder}: OpenAI's TensorFlow checkpoint, which only TensorFlow reads; OpenAI's own {name} is "
-        f"openai-community/{name} on the hub: `mlxgen convert {name}`"
+        f"{folder}: is OpenAI's TensorFlow checkpoint, which only TensorFlow reads; the same model, {name}, is "
+        f"openai-community/{name} on the hub: run `mlxgen convert {name}`"
     )

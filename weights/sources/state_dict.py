@@ -1,8 +1,8 @@
-"""A state dict without a model folder around it: whose it is, and the config that follows from its shapes.
+"""A state dict without a model folder: which program saved it, and the config that follows from its shapes.
 
-GPT-2's own lineage keeps its products as "Conv1D", [in, out]; nanoGPT and minGPT as nn.Linear, [out, in]. The shape of
-c_attn (three times as many outputs as inputs) tells which. Both have mask buffers where nanoGPT finds no flash
-attention; only minGPT has a head of its own.
+GPT-2's own lineage stores the weights of its layers as "Conv1D", [in, out]; nanoGPT and minGPT store nn.Linear's,
+[out, in]. The shape of c_attn, which has three times as many outputs as inputs, tells them apart. minGPT always has
+mask buffers, and nanoGPT has them where it finds no flash attention, but only minGPT's head differs from the embedding.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from typing import Any
 
 from mlxgen.errors import ModelError
 from mlxgen.json_file import read_json
+from mlxgen.weights.layouts import listed
 from mlxgen.weights.sources import mingpt, nanogpt
-from mlxgen.weights.sources.record import Checkpoint, LazyTensor
+from mlxgen.weights.sources.checkpoint import Checkpoint, LazyTensor
 
-WRAPPED = ("module.", "_orig_mod.")  # DistributedDataParallel, torch.compile
+WRAPPER_PREFIXES = ("module.", "_orig_mod.")  # DistributedDataParallel, torch.compile
 LINEAR_PREFIX = "model."  # the layout whose weights are [out, in]
 MASK = re.compile(r"(.*\.)?h\.0\.attn\.bias")
 #: Entries of a config.json that nanoGPT's and minGPT's configs have under the same name.
@@ -25,21 +26,23 @@ SHARED_ENTRIES = ("vocab_size", "n_layer", "n_head", "n_embd")
 
 
 def plain_names(tensors: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
-    """The tensors under names of a layout that `layouts.match` knows, rid of what wrappers put before them."""
+    """The tensors under names of a layout that `layouts.match` knows, without the prefixes that wrappers add."""
     plain: dict[str, LazyTensor] = {}
-    for name, held in tensors.items():
-        while name.startswith(WRAPPED):
+    for name, tensor in tensors.items():
+        while name.startswith(WRAPPER_PREFIXES):
             name = name.partition(".")[2]
         name = name.replace("lm_head.decoder.", "lm_head.")  # DialoGPT's first files
-        plain[name] = held
-    if any(name.startswith("model.transformer.") for name in plain):  # a training framework's module around it
-        plain = {name.removeprefix("model."): held for name, held in plain.items()}
-    return {_linear_name(name): held for name, held in plain.items()} if is_linear(plain) else plain
+        plain[name] = tensor
+    if any(name.startswith("model.transformer.") for name in plain):  # a training framework's prefix
+        plain = {name.removeprefix("model."): tensor for name, tensor in plain.items()}
+    return {_linear_name(name): tensor for name, tensor in plain.items()} if is_linear(plain) else plain
 
 
 def is_linear(tensors: Mapping[str, LazyTensor]) -> bool:
-    """Whether the products are kept as [out, in]."""
-    shape = next((held.stored.shape for name, held in tensors.items() if name.endswith("h.0.attn.c_attn.weight")), ())
+    """Whether the weights of the layers are stored as [out, in]."""
+    shape = next(
+        (tensor.stored.shape for name, tensor in tensors.items() if name.endswith("h.0.attn.c_attn.weight")), ()
+    )
     return len(shape) == 2 and shape[0] == 3 * shape[1]
 
 
@@ -49,9 +52,11 @@ def _linear_name(name: str) -> str:
     return LINEAR_PREFIX + name.removeprefix("transformer.")
 
 
-def checkpoint_of(content: Any, tensors: dict[str, LazyTensor], file: Path, config: Path | None) -> Checkpoint:
-    """The checkpoint in one file. content: what the file held around its tensors. Raises ModelError."""
-    given = _given(config, file)
+def checkpoint_from_tensors(
+    content: Any, tensors: dict[str, LazyTensor], file: Path, config: Path | None
+) -> Checkpoint:
+    """The checkpoint in one file. content: all that the file contains besides its tensors. Raises ModelError."""
+    given = _given_entries(config, file)
     if mingpt.is_first_version(tensors):
         kind, entries, named = "minGPT state dict", mingpt.FIRST_ENTRIES, mingpt.first_version(tensors)
     else:
@@ -68,8 +73,8 @@ def checkpoint_of(content: Any, tensors: dict[str, LazyTensor], file: Path, conf
     entries = {"model_type": "gpt2", **_sizes(named, file), **entries, **given}
     if not any(entries.get(name) is not None for name in ("n_head", "num_attention_heads")):
         raise ModelError(
-            f"{file}: the weights do not say how many heads they are for; "
-            'give --config FILE, a config.json with at least {"n_head": …}'
+            f"{file}: the number of attention heads is not stored with the weights; "
+            'give a config.json with at least {"n_head": …} with --config'
         )
     if is_linear(named):
         named = nanogpt.with_biases(named)
@@ -79,19 +84,17 @@ def checkpoint_of(content: Any, tensors: dict[str, LazyTensor], file: Path, conf
 
 
 def _is_tied(tensors: Mapping[str, LazyTensor]) -> bool:
-    """Whether the head is the embedding: the same numbers, or only one of the two is there."""
+    """Whether the head equals the embedding, or only one of the two is there."""
     head, embedding = tensors.get("lm_head.weight"), tensors.get("model.wte.weight")
     if head is None or embedding is None:
         return True
-    if head.stored.shape != embedding.stored.shape:
-        return False
-    import mlx.core as mx
+    from mlxgen.weights.parameters import same_numbers  # which imports MLX
 
-    return bool(mx.array_equal(head.read(), embedding.read(), equal_nan=True).item())
+    return head.stored.shape == embedding.stored.shape and same_numbers(head.read(), embedding.read())
 
 
-def _given(config: Path | None, file: Path) -> dict[str, Any]:
-    """The config that was named, or that lies beside the weights."""
+def _given_entries(config: Path | None, file: Path) -> dict[str, Any]:
+    """The entries of ``config``, or of the config.json in the folder of the weights."""
     beside = file.parent / "config.json"
     path = config or (beside if beside.is_file() else None)
     if path is None:
@@ -111,18 +114,18 @@ def _from_gpt(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sizes(tensors: Mapping[str, LazyTensor], file: Path) -> dict[str, Any]:
-    """What the shapes say."""
+    """The entries of a config.json that follow from the shapes."""
     shapes: dict[str, tuple[int, ...]] = {}
     layers = set()
-    for name, held in tensors.items():
+    for name, tensor in tensors.items():
         rest = name.removeprefix("transformer.").removeprefix("model.")
-        shapes[rest] = held.stored.shape
+        shapes[rest] = tensor.stored.shape
         if found := re.match(r"h\.(\d+)\.", rest):
             layers.add(found[1])
     embedding = shapes.get("wte.weight") or shapes.get("lm_head.weight") or ()
     positions = shapes.get("wpe.weight", ())
     if len(embedding) != 2 or len(positions) != 2 or not layers:
-        raise ModelError(f"{file}: not the weights of a GPT-2 (it has {_some(tensors)})")
+        raise ModelError(f"{file}: not the weights of a GPT-2 (it contains {listed(tensors, 3)})")
     sizes = {
         "vocab_size": embedding[0],
         "n_embd": embedding[1],
@@ -133,10 +136,3 @@ def _sizes(tensors: Mapping[str, LazyTensor], file: Path) -> dict[str, Any]:
     if inner and max(inner) != 4 * embedding[1]:
         sizes["n_inner"] = max(inner)
     return sizes
-
-
-def _some(tensors: Mapping[str, LazyTensor]) -> str:
-    from mlxgen.weights.files.headers import shown
-
-    names = [shown(name) for name in tensors]
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -1,4 +1,4 @@
-"""What every source of weights comes down to: lazy tensors with names, and what is known about them."""
+"""What every source of weights is reduced to: lazy tensors with names, and what is known about them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LazyTensor:
-    """A tensor that can be had: what it is, and how to read it."""
+    """A tensor that is not read yet: its type, shape and file, and how to read it."""
 
     stored: StoredTensor
     read: Callable[[], mx.array]
@@ -23,18 +23,18 @@ class LazyTensor:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What a source holds. `folder` is where its tokenizer is looked for."""
+    """What a source contains."""
 
     kind: str  # in words: "nanoGPT checkpoint"
     entries: Mapping[str, Any]  # of a config.json
     tensors: Mapping[str, LazyTensor]  # in a layout that layouts.match knows
-    folder: Path
-    where: Path  # what errors name
+    folder: Path  # where its tokenizer and its card are
+    path: Path  # what errors name
     dataset: str | None = None  # the name of nanoGPT's data folder
     repo: str | None = None  # on the hub
     commit: str | None = None
-    activation_assumed: bool = False  # a state dict does not say it
+    activation_assumed: bool = False  # a state dict does not record it
 
     @property
     def stored(self) -> dict[str, StoredTensor]:
-        return {name: held.stored for name, held in self.tensors.items()}
+        return {name: tensor.stored for name, tensor in self.tensors.items()}

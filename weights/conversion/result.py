@@ -1,0 +1,46 @@
+"""What a conversion did: the record that `convert` returns."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from mlxgen.network.config import Quantization
+from mlxgen.weights.conversion.verification import Verification
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """What was converted, and the result. Sizes are bytes of the weights alone."""
+
+    source: str
+    kind: str  # of checkpoint, in words
+    folder: Path
+    n_parameters: int
+    bytes_before: int
+    bytes_after: int
+    dtype: str
+    quantization: Quantization | None
+    cache_bytes_per_token: int
+    tokenizer: str  # where it is from
+    assumed_activation: str | None  # of a state dict, which does not record it
+    warnings: tuple[str, ...]
+    verification: Verification | None
+
+    def as_json(self) -> dict[str, Any]:
+        """The record as `mlxgen convert --json` prints it."""
+        q = self.quantization
+        v = self.verification
+        names = ("source", "kind", "n_parameters", "bytes_before")
+        return {
+            **{name: getattr(self, name) for name in names},
+            "folder": str(self.folder),
+            "bytes_after": self.bytes_after,
+            "dtype": self.dtype,
+            "quantization": {"bits": q.bits, "group_size": q.group_size} if q else None,
+            "cache_bytes_per_token": self.cache_bytes_per_token,
+            "tokenizer": self.tokenizer,
+            "warnings": list(self.warnings),
+            "verification": asdict(v) if v else None,
+        }

@@ -1,0 +1,132 @@
+"""The files that a model consists of, in a folder or on the hub, and what is wrong with a folder that lacks them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mlxgen.errors import ModelError, printable
+from mlxgen.json_file import read_json
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+SHARDS = "model-*-of-*.safetensors"
+TORCH_SINGLE = "pytorch_model.bin"
+TORCH_INDEX = "pytorch_model.bin.index.json"
+TORCH_WEIGHTS = (TORCH_SINGLE, TORCH_INDEX, "pytorch_model-*-of-*.bin")
+ADAPTER_CONFIG = "adapter_config.json"
+
+#: The tokenizer's files, as patterns.
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "vocab.json",
+    "merges.txt",
+    "vocab.txt",
+    "*.model",  # sentencepiece
+)
+#: Files besides the weights that opening a model can need.
+SMALL_FILES = ("config.json", "generation_config.json", *TOKENIZER_FILES)
+CARD_FILES = ("README.md", "LICENSE*")
+#: Every file that a model folder may contain. A folder that contains anything else is never replaced.
+ALL_FILES = (
+    *SMALL_FILES,
+    *CARD_FILES,
+    *TORCH_WEIGHTS,
+    "model*.safetensors",
+    INDEX,
+    "chat_template.json",
+    "encoder.json",
+    "vocab.bpe",
+    "NOTICE*",
+    "training_args.bin",
+    ".gitattributes",
+    ".DS_Store",
+)
+
+MAX_INDEX_BYTES = 64 << 20
+
+
+def has_safetensors(folder: Path) -> bool:
+    """Whether the folder contains weights that mlxgen opens."""
+    return any(folder.glob("model*.safetensors"))
+
+
+def has_torch_weights(folder: Path) -> bool:
+    """Whether the folder contains PyTorch weights under the names that transformers gives them."""
+    return any(folder.glob("pytorch_model*.bin"))
+
+
+def check_model_folder(folder: Path) -> None:
+    """Raise ModelError, with what ``folder`` is instead, unless it can be a model folder."""
+    if not folder.exists():
+        raise ModelError(f"{folder}: no such folder")
+    if not folder.is_dir():
+        raise ModelError(f"{folder}: is a file; give the folder that contains the model")
+    if (folder / ADAPTER_CONFIG).is_file() and not has_safetensors(folder):
+        raise ModelError(
+            f"{folder}: is a LoRA adapter, not a complete model; merge it into {_adapter_base(folder)} "
+            "with `mlx_lm fuse` and open the result"
+        )
+    if not any(folder.iterdir()):
+        raise ModelError(f"{folder}: is an empty folder; a model consists of config.json, weights and a tokenizer")
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"{folder}: has no config.json, so it is not a model folder")
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of the model in ``folder``.
+
+    They are model.safetensors, or else the shards that the index lists, or else every model*.safetensors. Raises
+    ModelError where there are none, or where the index lists one that is missing.
+    """
+    if (folder / SINGLE).is_file():
+        return [folder / SINGLE]
+    if (folder / INDEX).is_file():
+        return indexed_files(folder, INDEX)
+    found = sorted(path for path in folder.glob("model*.safetensors") if path.is_file())
+    if found:
+        return found
+    for pattern in ("pytorch_model*.bin", "*.bin", "*.pt", "*.pth", "*.ckpt"):
+        if other := sorted(folder.glob(pattern)):
+            raise ModelError(torch_weights_only(str(folder), str(folder), f" ({other[0].name})"))
+    raise ModelError(f"{folder}: has no weights ({SINGLE}, or shards with {INDEX})")
+
+
+def torch_weights_only(where: str, source: str, detail: str = "") -> str:
+    """The message for a model that has to be converted before it can be opened."""
+    return (
+        f"{where}: has only PyTorch weights{detail}; convert them with `mlxgen convert {source}` "
+        '(needs pip install "mlxgen[torch]")'
+    )
+
+
+def indexed_files(folder: Path, index: str) -> list[Path]:
+    """The files that the folder's index lists, each once. Raises ModelError where one is missing."""
+    path = folder / index
+    suffix = ".safetensors" if index == INDEX else ".bin"
+    weight_map = read_json(path, MAX_INDEX_BYTES).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ModelError(f"{path}: lists no files (its weight_map is missing or empty); download it again")
+    names: set[str] = set()
+    for name in weight_map.values():
+        if not isinstance(name, str) or Path(name).name != name or not name.endswith(suffix):
+            raise ModelError(f"{path}: lists {printable(str(name))}, which is not a {suffix} file in the same folder")
+        names.add(name)
+    missing = sorted(name for name in names if not (folder / name).is_file())
+    if missing:
+        more = f" and {len(missing) - 1} more, which are" if len(missing) > 1 else ", which is"
+        raise ModelError(f"{path}: lists {printable(missing[0])}{more} missing; download the model again")
+    return [folder / name for name in sorted(names)]
+
+
+def _adapter_base(folder: Path) -> str:
+    """The model that an adapter was trained on, from PEFT's or mlx-lm's adapter_config.json."""
+    try:
+        entries = read_json(folder / ADAPTER_CONFIG)
+    except ModelError:
+        entries = {}
+    base = entries.get("base_model_name_or_path") or entries.get("model")
+    return base if isinstance(base, str) and base.isprintable() else "its base model"

@@ -1,0 +1,38 @@
+"""From a model's name to its folder on this machine: the bundled one, a local one, or the hub's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mlxgen.errors import ModelError, OptionError
+from mlxgen.weights.files.model_folder import check_model_folder
+from mlxgen.weights.hub.names import BUNDLED, BUNDLED_FOLDER, repository_of, suggestion
+from mlxgen.weights.hub.repository import download_model
+
+
+def resolve(name: str, revision: str | None = None, *, pickled: bool = False) -> Path:
+    """The folder of the model called ``name``, which is downloaded from the hub if need be.
+
+    revision: a branch, tag or commit on the hub. pickled: accept PyTorch's .bin files where there are no safetensors
+    (for converting; a model is never opened from them). Raises ModelError, or OptionError for a revision of a model
+    that is not on the hub.
+    """
+    name = str(name)
+    folder = BUNDLED_FOLDER if name == BUNDLED else Path(name).expanduser()
+    if name == BUNDLED or (name and folder.exists()):
+        if revision is not None:
+            raise OptionError(f"revision {revision!r} is only for models on the hub, and {name} is a local folder")
+        check_model_folder(folder)
+        return folder
+    if not name.strip():
+        raise ModelError(
+            f"the model's name is empty; give {BUNDLED}, a folder, an alias such as gpt2, or a hub id (owner/name)"
+        )
+    if name.startswith(("/", ".", "~")) or name.endswith("/") or "\\" in name or name.count("/") > 1:
+        raise ModelError(f"{name}: no such folder")
+    repo = repository_of(name)
+    if "/" not in repo:
+        raise ModelError(
+            f"{name}: neither a local folder nor a known alias{suggestion(name)}; a hub id has the form owner/name"
+        )
+    return download_model(repo, revision, pickled=pickled)

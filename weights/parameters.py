@@ -1,0 +1,79 @@
+"""The weights of a checkpoint under the decoder's names, as lazy arrays: stored or unpacked, with a head or tied."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import mlx.core as mx
+
+from mlxgen.dtypes import BFLOAT16, BY_TAG, DType
+from mlxgen.network.config import GPT2Config, Quantization
+from mlxgen.weights.layouts import HEAD, Layout, Source
+
+Read = Callable[[Source], mx.array]
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderWeights:
+    """A matched checkpoint whose tensors are read by name. Weights are [out, in]. Made by `decoder_weights`."""
+
+    config: GPT2Config
+    layout: Layout
+    read: Read
+
+    def stored(self, target: str) -> mx.array:
+        """One tensor as it is stored, turned to [out, in]; lazy."""
+        source = self.layout.sources[target]
+        array = self.read(source)
+        return array.T if source.transpose else array
+
+    def unpacked(self, target: str) -> mx.array:
+        """One parameter as floating-point numbers, whether it is packed or not; lazy."""
+        path = target.removesuffix(".weight")
+        entry = self._packing(target)
+        if entry is None:
+            return self.stored(target)
+        biases = self.stored(f"{path}.biases") if f"{path}.biases" in self.layout.sources else None
+        return mx.dequantize(
+            self.stored(target),
+            self.stored(f"{path}.scales"),
+            biases,
+            group_size=entry.group_size,
+            bits=entry.bits,
+            mode=entry.mode,
+        )
+
+    def unpacked_dtype(self, target: str) -> DType:
+        """The type that `unpacked` gives."""
+        entry = self._packing(target)
+        if entry is not None and entry.mode != "affine":
+            return BFLOAT16  # what mx.dequantize makes of scales that are powers of two
+        source = target if entry is None else target.removesuffix("weight") + "scales"
+        return BY_TAG[self.layout.sources[source].tensor.dtype]
+
+    def _packing(self, target: str) -> Quantization | None:
+        return self.layout.packed.get(target.removesuffix(".weight")) if target.endswith(".weight") else None
+
+
+def decoder_weights(config: GPT2Config, layout: Layout, read: Read) -> DecoderWeights:
+    """The weights of a matched checkpoint.
+
+    Where the config ties the head and the checkpoint has one all the same, the two are compared, as in transformers:
+    an equal head is dropped, and a different one is kept and the config no longer ties it.
+    """
+    weights = DecoderWeights(config, layout, read)
+    if not config.tie_word_embeddings or HEAD not in layout.sources:
+        return weights
+    head = [target for target in layout.sources if target.startswith("lm_head.")]
+    pairs = [(target, target.replace("lm_head", "model.wte")) for target in head]
+    if all(b in layout.sources and same_numbers(weights.stored(a), weights.stored(b)) for a, b in pairs):
+        sources = {target: source for target, source in layout.sources.items() if target not in head}
+        packed = {path: entry for path, entry in layout.packed.items() if path != "lm_head"}
+        return replace(weights, layout=Layout(sources, packed))
+    return replace(weights, config=replace(config, tie_word_embeddings=False))
+
+
+def same_numbers(a: mx.array, b: mx.array) -> bool:
+    """Whether two arrays have the same shape and the same numbers; NaN equals NaN."""
+    return bool(mx.array_equal(a, b, equal_nan=mx.issubdtype(a.dtype, mx.floating)).item())
