@@ -1,4 +1,4 @@
-"""Standard output carries the answer and nothing else; everything else goes to standard error."""
+"""Printing: results to standard output, everything else to standard error."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def write(text: str) -> None:
-    """A piece of the answer, shown at once and exactly as it is."""
+    """Print a piece of the result at once, exactly as it is."""
     if sys.stdout is None:
         raise MlxgenError("standard output is closed; redirect it to a file or /dev/null")
     sys.stdout.write(text)
@@ -25,14 +25,14 @@ def write(text: str) -> None:
 
 
 def write_json(entries: Mapping[str, Any]) -> None:
-    """One object on one line. What JSON cannot say (infinities) becomes null."""
+    """Print an object on one line. Infinite numbers, which JSON does not have, become null."""
     encoding = getattr(sys.stdout, "encoding", None) or "ascii"
     plain = encoding.lower().replace("-", "") == "utf8"
     write(json.dumps(_finite(entries), ensure_ascii=not plain, allow_nan=False) + "\n")
 
 
 def say(text: str) -> None:
-    """A line on standard error."""
+    """Print a line to standard error."""
     click.echo(text, err=True)
 
 
@@ -59,12 +59,12 @@ def say_statistics(record: Generation) -> None:
 
 
 def guesses_in_words(record: Generation) -> str:
-    """Such as "120 of 150 right, 3.4 tokens a pass"."""
-    return f"{record.accepted} of {record.guesses} right, {record.tokens_per_pass:.1f} tokens a pass"
+    """For example "120 of 150 right, 3.4 tokens per pass"."""
+    return f"{record.accepted} of {record.guesses} right, {record.tokens_per_pass:.1f} tokens per pass"
 
 
 def size(n_bytes: float) -> str:
-    """Bytes in words: "4.7 MB"."""
+    """A number of bytes with its unit, such as "4.7 MB"."""
     for unit in ("bytes", "kB", "MB"):
         if n_bytes < 1000:
             return f"{n_bytes:.0f} {unit}" if unit == "bytes" else f"{n_bytes:.1f} {unit}"

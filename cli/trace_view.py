@@ -1,4 +1,4 @@
-"""A trace on the terminal: five stages a step, in 80 columns, readable without colour."""
+"""A trace on the terminal: the five stages of each step, in 80 columns, readable without colour."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from mlxgen.cli.output import size
 from mlxgen.tracing.record import RuleEffect, Span, Trace, TracedStep
 
 SHOWN_CONTEXT = 24  # newest tokens of the context that a step shows
-SHOWN_PINNED = 4  # of the pinned ones before them
-BAR = 22
+SHOWN_PINNED = 4  # pinned tokens shown before them
+BAR_WIDTH = 22
 CUTS = ("top_k", "top_p", "min_p")
 PINNED, DROPPED = "*", "×"  # after a token's id
 VISIBLE = {" ": "·", "\n": "↵", "\t": "→"}
 
 
 def show(trace: Trace, *, rows: int, pause: bool) -> None:
-    """Print every step. pause: wait for a key after each, q ends."""
+    """Print every step with `rows` candidates. pause: wait for a key after each step; q quits."""
     console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
     for step in trace.steps:
         _show_step(console, trace, step, rows)
         if pause and step.finish_reason is None:
-            click.echo("Next step: any key. End: q ", nl=False, err=True)
+            click.echo("Press any key for the next step, q to quit ", nl=False, err=True)
             key = click.getchar()
             click.echo(err=True)
             if key in ("q", "Q"):
@@ -38,12 +38,12 @@ def show(trace: Trace, *, rows: int, pause: bool) -> None:
 
 
 def visible(text: str) -> str:
-    """A token's text with its spaces and line breaks shown, and nothing in it that a terminal would obey."""
+    """A token's text with visible spaces and line breaks, and control characters escaped."""
     return "".join(VISIBLE.get(character, harmless(character)) for character in text)
 
 
 def harmless(text: str) -> str:
-    """The text as it is, but for characters that a terminal would obey."""
+    """The text with control characters escaped, except line breaks and tabs."""
     return "".join(
         character if character.isprintable() or character in "\n\t" else character.encode("unicode_escape").decode()
         for character in text
@@ -97,11 +97,11 @@ def _network(trace: Trace, step: TracedStep) -> Text:
     done = "1 token" if step.processed == 1 else f"{step.processed:,} tokens"
     text = Text(f"{done} through {cache.layers} layers, {_time(step.seconds.transformer)}")
     text.append(
-        f"\ncache {cache.before:,} → {cache.after:,} positions, {size(cache.layer_bytes)} a layer,"
-        f" {size(cache.total_bytes)} in all"
+        f"\ncache {cache.before:,} → {cache.after:,} positions, {size(cache.layer_bytes)} per layer,"
+        f" {size(cache.total_bytes)} in total"
     )
     if cache.slid:
-        text.append(f"\nthe table of {trace.n_positions:,} positions was full: the context slid")
+        text.append(f"\nthe table of {trace.n_positions:,} positions was full, so the context slid")
     if cache.dropped:
         pinned = f", first {cache.pinned} pinned" if cache.pinned else ""
         text.append(f"\nholds tokens {_spans(cache.held)}{pinned}; dropped {_spans(cache.dropped)}")
@@ -112,15 +112,14 @@ def _network(trace: Trace, step: TracedStep) -> Text:
     for head in step.attention:
         best = sorted(zip(head.weights, held, strict=True), key=lambda pair: -pair[0])[:5]
         seen = ", ".join(f"{visible(tokens[at].text)} {_percent(weight)}" for weight, at in best)
-        text.append(f"\nhead {head.layer}.{head.head} looks at {seen}")
+        text.append(f"\nhead {head.layer}.{head.head} attends to {seen}")
     return text
 
 
 def _logits(trace: Trace, step: TracedStep) -> str:
-    equal = 2**step.entropy
     return (
-        f"{trace.vocab_size:,} scores, {_time(step.seconds.logits)}; entropy {step.entropy:.2f} bits,"
-        f" as among {equal:,.1f} equal choices"
+        f"{trace.vocab_size:,} logits, {_time(step.seconds.logits)}; entropy {step.entropy:.2f} bits"
+        f" (perplexity {2**step.entropy:,.1f})"
     )
 
 
@@ -129,8 +128,8 @@ def _rules(step: TracedStep) -> str:
     cuts = [rule for rule in step.rules if rule.name in CUTS]
     if cuts:
         left = math.prod(rule.kept_probability for rule in cuts)
-        effects.append(f"renormalised: each of the {cuts[-1].kept:,} left is divided by their sum, {left:.4f}")
-    drawn = "" if step.random is None else f"drawn with the random number {step.random:.4f}, "
+        effects.append(f"renormalised: the {cuts[-1].kept:,} left are divided by their sum, {left:.4f}")
+    drawn = "" if step.random is None else f"drawn with random number {step.random:.4f}, "
     return "\n".join([*effects, drawn + _time(step.seconds.sample)])
 
 
@@ -138,7 +137,7 @@ def _effect(rule: RuleEffect) -> str:
     if rule.name == "temperature":
         return f"temperature {rule.value:g} divides the logits"
     if rule.name == "greedy":
-        return "greedy takes the highest"
+        return "greedy takes the highest logit"
     if rule.name == "adjust":
         return f"penalties and bias leave {rule.kept:,} tokens"
     name = rule.name.replace("_", "-")
@@ -155,7 +154,7 @@ def _candidates(step: TracedStep, rows: int) -> Table:
     tempered = any(rule.name == "temperature" for rule in step.rules)
     for name, width in (("logit", 7), ("model", 7), ("temp" if tempered else "", 7), ("rules", 10)):
         table.add_column(name, justify="right", width=width)
-    table.add_column("", width=BAR)
+    table.add_column("", width=BAR_WIDTH)
     shown = step.candidates[:rows]
     shown += [one for one in step.candidates[rows:] if one.token == step.chosen.token]
     most = max(one.rule_probability for one in step.candidates) or 1.0
@@ -168,14 +167,14 @@ def _candidates(step: TracedStep, rows: int) -> Table:
             _percent(one.probability),
             _percent(one.tempered) if tempered else "",
             f"cut {one.cut_by.replace('_', '-')}" if one.cut_by else _percent(one.rule_probability),
-            Bar(most, 0, one.rule_probability, width=BAR, color="yellow" if chosen else "blue"),
+            Bar(most, 0, one.rule_probability, width=BAR_WIDTH, color="yellow" if chosen else "blue"),
             style="bold" if chosen else "dim" if one.cut_by else "",
         )
     model, temp, rules = (
         _percent(round(max(0.0, 1 - sum(getattr(one, name) for one in shown)), 6))
         for name in ("probability", "tempered", "rule_probability")
     )
-    table.add_row("", Text("the others"), "", model, temp if tempered else "", rules, "", style="dim")
+    table.add_row("", Text("all others"), "", model, temp if tempered else "", rules, "", style="dim")
     return table
 
 

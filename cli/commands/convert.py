@@ -1,4 +1,4 @@
-"""`mlxgen convert`: a GPT-2 checkpoint of any origin becomes an MLX folder."""
+"""`mlxgen convert`: from a GPT-2 checkpoint of any origin to an MLX folder."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mlxgen.cli.options import revision_option
 from mlxgen.cli.output import say, size, write, write_json
 from mlxgen.cli.progress import progress_bar
 
@@ -15,33 +16,33 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("source")
-@click.option("-o", "--output", metavar="DIR", help="The folder to write.  [default: weights/NAME]")
+@click.option("-o", "--output", metavar="DIR", help="Folder to write.  [default: weights/NAME]")
 @click.option(
     "--dtype",
     type=click.Choice(["float32", "float16", "bfloat16"]),
-    help="Type of the weights; as stored without it.",
+    help="Type of the weights.  [default: as stored]",
 )
-@click.option("-q", "--quantize", type=click.Choice(["4", "8"]), help="Pack the weights into so many bits.")
+@click.option("-q", "--quantize", type=click.Choice(["4", "8"]), help="Quantize the weights to 4 or 8 bits.")
 @click.option(
     "--group-size",
     type=click.Choice(["32", "64", "128"]),
-    help="How many weights share a scale.  [default: 64]",
+    help="Number of weights that share a scale.  [default: 64]",
 )
 @click.option("--keep-head", is_flag=True, help="Leave the embeddings and the output head unquantized.")
-@click.option("-d", "--dequantize", is_flag=True, help="Unpack a quantized source.")
-@click.option("--revision", help="Branch, tag or commit of a model on the hub.")
-@click.option("--config", metavar="FILE", help="A config.json for weights that come without one.")
+@click.option("-d", "--dequantize", is_flag=True, help="Dequantize a quantized source.")
+@revision_option
+@click.option("--config", metavar="FILE", help="A config.json for weights without one.")
 @click.option(
     "--vocab",
     metavar="PATH",
-    help='The tokenizer of weights that come without: a JSON file {"character": id, ...}, a tokenizer.json, a folder, '
+    help='A tokenizer for weights without one: a JSON file {"character": id, ...}, a tokenizer.json, a folder, '
     "or a hub id.",
 )
-@click.option("--force", is_flag=True, help="Replace the output folder if there is a model in it.")
-@click.option("--verify", is_flag=True, help="Compare logits and perplexity of a text before and after.")
-@click.option("--upload", "repo", metavar="REPO", help="Then put the folder on the hub as REPO (owner/name).")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of the summary.")
-@click.option("--quiet", is_flag=True, help="No summary, no progress bar.")
+@click.option("--force", is_flag=True, help="Replace the output folder if it holds a model.")
+@click.option("--verify", is_flag=True, help="Compare the logits and the perplexity of a text before and after.")
+@click.option("--upload", "repo", metavar="REPO", help="Upload the folder to the hub as REPO (owner/name).")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the summary.")
+@click.option("--quiet", is_flag=True, help="Print no summary and no progress bar.")
 def convert(
     source: str,
     quantize: str | None,
@@ -51,11 +52,12 @@ def convert(
     quiet: bool,
     **options: Any,
 ) -> None:
-    """Make a folder that mlxgen and mlx-lm open of a GPT-2 checkpoint.
+    """Convert a GPT-2 checkpoint to a model folder that mlxgen and mlx-lm open.
 
-    SOURCE is a hub id (owner/name), an alias such as gpt2, a model folder (safetensors or PyTorch weights, also one
-    already converted), or a file: nanoGPT's ckpt.pt, minGPT's state dict, or any other GPT-2 state dict. Which it is
-    is found out by looking. PyTorch files need pip install "mlxgen[torch]", and are never run as code.
+    SOURCE is a hub id (owner/name), an alias such as gpt2, a model folder with safetensors or PyTorch weights, or a
+    file: nanoGPT's ckpt.pt, minGPT's state dict, or any other GPT-2 state dict. The format is detected automatically.
+    A converted folder can be converted again. PyTorch files need pip install "mlxgen[torch]"; code in them is never
+    run.
 
     --json prints one object with these keys: source, kind, folder, n_parameters, bytes_before, bytes_after, dtype,
     quantization (bits, group_size; or null), cache_bytes_per_token, tokenizer, warnings, verification (tokens,
@@ -90,11 +92,11 @@ def _summary(done: Conversion, address: str | None) -> list[tuple[str, str]]:
         ("folder", str(done.folder)),
         ("parameters", f"{done.n_parameters:,}"),
         ("weights", f"{size(done.bytes_before)} before, {size(done.bytes_after)} after ({done.dtype}{packed})"),
-        ("cache", f"{done.cache_bytes_per_token:,} bytes a token"),
+        ("cache", f"{done.cache_bytes_per_token:,} bytes per token"),
         ("tokenizer", done.tokenizer),
     ]
     if done.assumed_activation is not None:
-        lines.append(("activation", f"{done.assumed_activation} is assumed (--config FILE can name another)"))
+        lines.append(("activation", f"{done.assumed_activation} is assumed; set another with --config FILE"))
     if v is not None:
         lines.append(("logits", f"differ by at most {v.largest_difference:.3g} (a text of {v.tokens} tokens)"))
         lines.append(("perplexity", f"{v.perplexity_before:.3f} before, {v.perplexity_after:.3f} after"))

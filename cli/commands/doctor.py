@@ -1,4 +1,4 @@
-"""`mlxgen doctor`: what mlxgen runs on here, and what would make it slow or stop it."""
+"""`mlxgen doctor`: what mlxgen runs on, and what makes it slow."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ PACKAGES = ("mlxgen", "mlx", "mlx-lm", "tokenizers", "huggingface-hub", "transfo
 
 
 @click.command()
-@click.option("--offline", is_flag=True, help="Do not try to reach the hub.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of text.")
+@click.option("--offline", is_flag=True, help="Do not contact the hub.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
 def doctor(offline: bool, as_json: bool) -> None:
-    """Show the device, the BLAS, versions, the hub's cache and whether it answers, then advice.
+    """Check the device, the BLAS, package versions and the hub, and say what is slow and why.
 
-    --json prints one object with these keys: system, python, device, memory (bytes), compute_dtype (of a float16
-    checkpoint), blas (a path, or null for MLX's own), versions (null where not installed), hub (its address, whether it
-    was reached, and its cache folder), advice (a list of sentences; empty when all is well).
+    --json prints one object with these keys: system, python, device, memory (bytes), compute_dtype (of float16
+    weights), blas (a path, or null for MLX's own), versions (null if not installed), hub (address, whether it was
+    reached, cache folder), advice (a list of sentences, empty if there is nothing to improve).
     """
     entries = examine(offline)
     if as_json:
@@ -36,13 +36,13 @@ def doctor(offline: bool, as_json: bool) -> None:
     lines = [
         ("system", f"{entries['system']}, Python {entries['python']}"),
         ("device", f"{entries['device']}, {size(entries['memory'])} of memory"),
-        ("computes", f"in {entries['compute_dtype']} what is stored as float16"),
+        ("dtype", f"float16 weights are computed in {entries['compute_dtype']}"),
         ("BLAS", entries["blas"] or "MLX's own"),
         ("versions", versions),
         ("hub", f"{hub['address']} {reached}; cache {hub['cache']}"),
     ]
     write("".join(f"{name:<10}{value}\n" for name, value in lines))
-    write("".join(f"\n{sentence}\n" for sentence in entries["advice"]) or "\nAll is well.\n")
+    write("".join(f"\n{sentence}\n" for sentence in entries["advice"]) or "\nNo problems found.\n")
 
 
 def examine(offline: bool) -> dict[str, Any]:
@@ -76,17 +76,19 @@ def _advice(on_cpu: bool, blas: str | None, reached: bool | None, versions: dict
     advice = []
     if sys.platform == "linux" and blas is None:
         advice.append(
-            "Slow: MLX uses its reference BLAS. Unset MLXGEN_BLAS, install OpenBLAS, or name a library in MLXGEN_BLAS."
+            "Slow: MLX uses its reference BLAS. Unset MLXGEN_BLAS, install OpenBLAS, or set MLXGEN_BLAS to a library."
         )
     if sys.platform == "linux" and blas and "mkl" not in blas and platform.machine() == "x86_64":
-        advice.append('Decoding one text is quicker with MKL (200 MB, not free software): pip install "mlxgen[mkl]".')
+        advice.append(
+            'Decoding a single text is faster with MKL (200 MB, not free software): pip install "mlxgen[mkl]".'
+        )
     if sys.platform == "darwin" and on_cpu:
-        advice.append("Slow: MLX computes on the CPU of a Mac. Leave its default device, the GPU, as it is.")
+        advice.append("Slow: MLX computes on the CPU. Keep its default device, the GPU.")
     if sys.platform == "darwin" and platform.machine() != "arm64":
         advice.append("Slow: this Python is not built for Apple silicon. Install an arm64 Python.")
     if reached is False:
         advice.append(
-            "The hub was not reached; models that are cached, local or bundled still open. Check the network."
+            "The hub was not reached. Check the network. Models that are cached, local or bundled still open."
         )
     return advice
 
@@ -99,7 +101,7 @@ def _version(name: str) -> str | None:
 
 
 def _reached(address: str) -> bool:
-    """Whether the hub answers at all within a few seconds, whatever it says."""
+    """Whether the hub answers at all within 5 seconds, even with an error."""
     from huggingface_hub import get_session
 
     try:

@@ -1,4 +1,4 @@
-"""`mlxgen info`: what a model is, read from its files' headers; its weights are not loaded."""
+"""`mlxgen info`: a model's shape, size and tokenizer, read from the headers of its files."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ from typing import Any
 
 import click
 
+from mlxgen.cli.options import revision_option
 from mlxgen.cli.output import size, write, write_json
 
 
 @click.command()
 @click.argument("model", default="fairy-tales", envvar="MLXGEN_MODEL")
-@click.option("--revision", help="Branch, tag or commit of a model on the hub.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of text.")
+@revision_option
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
 def info(model: str, revision: str | None, as_json: bool) -> None:
-    """Layers, parameters, memory and tokenizer of MODEL: a folder, a hub id, an alias, or fairy-tales.
+    """Show the layers, parameters, memory and tokenizer of MODEL: a folder, a hub id, an alias, or fairy-tales.
 
-    A model on the hub is downloaded first, as for every command. Nothing of it is computed with.
+    A model on the hub is downloaded first. Its weights are not loaded.
 
     --json prints one object with these keys: model, path, n_layer, n_head, n_embd, n_inner, n_positions,
     vocab_size, activation_function, tie_word_embeddings, n_parameters, stored_dtype, stored_bytes,
@@ -91,7 +92,7 @@ def _lines(entries: dict[str, Any]) -> list[tuple[str, str]]:
         ("parameters", f"{e['n_parameters']:,}"),
         ("stored", f"{size(e['stored_bytes'])} as {e['stored_dtype']}{packed}"),
         ("memory", f"{size(e['weight_bytes'])} of weights, computed in {e['compute_dtype']}"),
-        ("cache", f"{e['cache_bytes_per_token']:,} bytes a token, {size(e['cache_bytes'])} for a full context"),
+        ("cache", f"{e['cache_bytes_per_token']:,} bytes per token, {size(e['cache_bytes'])} for a full context"),
         ("context", f"{e['n_positions']:,} positions"),
         ("tokenizer", f"{e['tokenizer_size']:,} tokens" + (", chat template" if e["chat_template"] else "")),
         ("end tokens", ends),

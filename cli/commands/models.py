@@ -1,4 +1,4 @@
-"""`mlxgen models`: what is on this machine, and the names that can be downloaded."""
+"""`mlxgen models`: the models on this machine, and the aliases that can be downloaded."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from mlxgen.cli.output import size, write, write_json
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line instead of text.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line instead of text.")
 def models(as_json: bool) -> None:
     """List the GPT-2 models on this machine with their size on disk, and the aliases that can be downloaded.
 
-    Models are the bundled one, the folders in ./weights (where `mlxgen convert` writes), and those in the hub's cache.
-    --json prints one object a line with these keys: name, kind (bundled, converted, cached, alias), path, bytes on
-    disk, n_parameters, quantized_bits, needs_convert, repo (of an alias). What does not apply is null.
+    Listed are the bundled model, the folders in ./weights (where `mlxgen convert` writes) and the models in the hub's
+    cache. --json prints one object per line with these keys: name, kind (bundled, converted, cached, alias), path,
+    bytes (on disk), n_parameters, quantized_bits, needs_convert, repo (of an alias). Keys that do not apply are null.
     """
     from mlxgen.weights import ALIASES
     from mlxgen.weights.local_models import list_local_models
@@ -49,7 +49,7 @@ def models(as_json: bool) -> None:
     for name, kind, n_bytes, note in rows:
         write(f"{name:<{widths[0]}}  {kind:<{widths[1]}}  {n_bytes:>{widths[2]}}  {note}\n")
     if absent:
-        write(("\n" if rows else "") + "Not here yet, downloaded when named:\n")
+        write(("\n" if rows else "") + "Downloaded on first use:\n")
         longest = max(map(len, absent))
         for alias, repo in absent.items():
             write(f"  {alias:<{longest}}  {repo}\n")

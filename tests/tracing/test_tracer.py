@@ -350,7 +350,7 @@ def test_the_terminal_tells_what_the_page_tells(folder: Path) -> None:
         assert words[start : start + len(listed)] == listed
         assert all(re.search(r"\d (ms|s)\b", stage) for stage in stages)
         left = math.prod(rule["kept_probability"] for rule in step["rules"])
-        assert f"left is divided by their sum, {left:.4f}" in stages[3]
+        assert f"left are divided by their sum, {left:.4f}" in stages[3]
         for one in step["candidates"][:5]:
             cut = "cut " + (one["cut_by"] or "").replace("_", "-")
             shares = [one["probability"], one["tempered"], one["rule_probability"]]
