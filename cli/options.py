@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 from click.core import ParameterSource
@@ -11,7 +12,7 @@ from click.core import ParameterSource
 from mlxgen.cli.settings import SETTINGS, F
 
 if TYPE_CHECKING:
-    from mlxgen.generation.answer import Options
+    from mlxgen.generation.request import Request
     from mlxgen.model import Model
 
 model_option = click.option(
@@ -32,14 +33,14 @@ def model_options(function: F) -> F:
 
 
 def generation_options(function: F) -> F:
-    """Add every option of `SETTINGS`: how much to generate, by which rules, with which cache. See `generation`."""
+    """Add every option of `SETTINGS`: how much to generate, by which rules, with which cache. See `check_request`."""
     for setting in reversed(SETTINGS):
         function = setting.declare(function)
     return function
 
 
 def guess_options(function: F) -> F:
-    """Add the two ways to get several tokens from one pass through the network. See `draft_model`."""
+    """Add the two ways to get several tokens from one pass through the network. See `open_draft`."""
     lookahead = click.option(
         "--lookahead",
         is_flag=True,
@@ -74,33 +75,30 @@ def open_model(given: Mapping[str, Any]) -> Model:
     return mlxgen.load(given["model"], revision=given["revision"])
 
 
-def draft_model(given: Mapping[str, Any], model: Model) -> Model | None:
-    """The model of --draft, to guess for `model`. Raises OptionError for one of another vocabulary."""
+def open_draft(given: Mapping[str, Any], request: Request, model: Model) -> Request:
+    """The request with the model of --draft, if there is one. Raises OptionError for one of another vocabulary."""
     if not given["draft"]:
-        return None
+        return request
     from mlxgen.generation.draft import check_vocabulary
 
     draft = open_model({**given, "model": given["draft"], "revision": None})
     check_vocabulary(model, draft)
-    return draft
+    return replace(request, draft=draft)
 
 
-def generation(ctx: click.Context, given: Mapping[str, Any]) -> Options:
-    """The keyword arguments of mlxgen.generate from what `generation_options` gave.
+def check_request(ctx: click.Context, given: Mapping[str, Any]) -> Request:
+    """The request that `generation_options` describe, checked before any model is opened.
 
-    Raises OptionError for sampling rules that cannot be, before any model is opened. --draft still has to be opened.
+    It has no prompt yet, and --draft is still to be opened. Raises OptionError.
     """
-    from mlxgen.generation.answer import SAMPLING, Options
-    from mlxgen.sampling.samplers import Sampling
+    from mlxgen.generation.request import Options, check_options
 
     if given.get("lookahead") and given.get("draft"):
         raise click.UsageError("--lookahead and --draft are two ways to guess; give one of them", ctx)
     options = {name: value for name, value in given.items() if name in Options.__annotations__ and name != "draft"}
     options["logit_bias"] = dict(given["logit_bias"]) or None
     options["temperature"] = _temperature(ctx, given["temperature"], given["greedy"])
-    Sampling(**{name: value for name, value in options.items() if name in SAMPLING})
-    checked: Options = options  # type: ignore[assignment]  # the names are its own
-    return checked
+    return check_options(**cast("Options", options))
 
 
 def _temperature(ctx: click.Context, temperature: float, greedy: bool) -> float:

@@ -10,27 +10,33 @@ import sys
 import time
 
 import mlxgen
-from mlxgen.generation.answer import session_steps
-from mlxgen.sampling.chooser import Choice, Chooser
+from mlxgen.generation.answer import answer
+from mlxgen.generation.request import check_options
 
 STEPS = 12
-sent: list[float] = []  # when the graph of each step's choice was complete; it is sent off at once
-read: list[float] = []
 
 
-class ClockedChooser(Chooser):
-    def __call__(self, *arguments: object) -> Choice:
-        choice = super().__call__(*arguments)
-        sent.append(time.perf_counter())
-        return choice
+class Clock:
+    """An observer that notes when the graph of each step's choice is complete; it is sent off at once."""
+
+    def __init__(self) -> None:
+        self.sent: list[float] = []
+
+    def before_layers(self, ids: object) -> None: ...
+    def after_layers(self, hidden: object) -> None: ...
+    def after_head(self, logits: object) -> None: ...
+    def after_choice(self, *choice: object) -> None:
+        self.sent.append(time.perf_counter())
 
 
 model = mlxgen.load(sys.argv[1] if len(sys.argv) > 1 else "fairy-tales")
-session = mlxgen.Session(model)
-session.extend("Once upon a time")
+request = check_options(max_tokens=STEPS, seed=0, ignore_eos=True).with_prompt(model, "Once upon a time")
+clock = Clock()
+read: list[float] = []
 start = time.perf_counter()
-for _ in session_steps(session, {"max_tokens": STEPS, "seed": 0, "ignore_eos": True}, ClockedChooser):
+for _ in answer(model, request, clock):
     read.append(time.perf_counter())
+sent = clock.sent
 
 queued = 0
 for step in range(STEPS):

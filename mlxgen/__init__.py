@@ -25,14 +25,17 @@ if TYPE_CHECKING:
     from mlxgen.errors import ModelError as ModelError
     from mlxgen.errors import NumericError as NumericError
     from mlxgen.errors import OptionError as OptionError
+    from mlxgen.generation.answer import Answer as Answer
     from mlxgen.generation.answer import generate as generate
     from mlxgen.generation.answer import stream as stream
     from mlxgen.generation.batching import BatchGeneration as BatchGeneration
-    from mlxgen.generation.batching import Request as Request
+    from mlxgen.generation.batching import Prompt as Prompt
     from mlxgen.generation.batching import batch as batch
-    from mlxgen.generation.loop import Candidate as Candidate
-    from mlxgen.generation.loop import Step as Step
+    from mlxgen.generation.request import Options as Options
+    from mlxgen.generation.request import Request as Request
+    from mlxgen.generation.results import Candidate as Candidate
     from mlxgen.generation.results import Generation as Generation
+    from mlxgen.generation.results import Step as Step
     from mlxgen.generation.session import Session as Session
     from mlxgen.model import Model as Model
     from mlxgen.model import load as load
@@ -48,8 +51,9 @@ if TYPE_CHECKING:
 
 # public name -> the module that defines it; the imports above tell the same to type checkers
 _DEFINED_IN = {
+    "Answer": "generation.answer",
     "BatchGeneration": "generation.batching",
-    "Candidate": "generation.loop",
+    "Candidate": "generation.results",
     "ContextError": "errors",
     "GPT2": "network.decoder",
     "GPT2Config": "network.config",
@@ -60,12 +64,14 @@ _DEFINED_IN = {
     "ModelError": "errors",
     "NumericError": "errors",
     "OptionError": "errors",
-    "Request": "generation.batching",
+    "Options": "generation.request",
+    "Prompt": "generation.batching",
+    "Request": "generation.request",
     "RotatingKVCache": "network.cache",
     "Sampling": "sampling.samplers",
     "Score": "scoring",
     "Session": "generation.session",
-    "Step": "generation.loop",
+    "Step": "generation.results",
     "Trace": "tracing.record",
     "batch": "generation.batching",
     "generate": "generation.answer",

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from numbers import Integral
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mlxgen.errors import OptionError
-
-if TYPE_CHECKING:
-    from mlxgen.network.config import GPT2Config
-    from mlxgen.network.decoder import GPT2
-    from mlxgen.text.tokenizer import Tokenizer
+from mlxgen.network.config import GPT2Config
+from mlxgen.network.decoder import GPT2
+from mlxgen.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +39,7 @@ def load(name: str = "fairy-tales", *, revision: str | None = None) -> Model:
     return open_model(name, revision=revision)
 
 
-def token_ids(model: Model, prompt: object) -> list[int]:
+def encode_prompt(model: Model, prompt: object) -> list[int]:
     """The ids of text, or of a list or array of ids. Raises OptionError for anything else, or ids of no token."""
     if isinstance(prompt, bytes) or not isinstance(prompt, Iterable):
         raise OptionError(f"a prompt must be text or a list of token ids, not {type(prompt).__name__}")
@@ -55,3 +53,16 @@ def token_ids(model: Model, prompt: object) -> list[int]:
         if isinstance(token, bool) or not isinstance(token, Integral) or not 0 <= int(token) < size:
             raise OptionError(f"token id {token!r} is outside the vocabulary (0 to {size - 1})")
     return [int(token) for token in ids]
+
+
+def start_token(model: Model) -> int:
+    """The token that an empty prompt begins with: the model's start token, or else an end token, as in transformers.
+
+    Raises OptionError for a model that has neither.
+    """
+    start = model.config.bos_token_id
+    if start is None:
+        start = min(model.end_tokens, default=None)
+    if start is None:
+        raise OptionError("the prompt is empty and the model has no start or end token to begin from; give a prompt")
+    return start

@@ -14,10 +14,8 @@ from typing import cast
 import mlx.core as mx
 
 from mlxgen.errors import NumericError, OptionError
-from mlxgen.generation.answer import prompt_ids
-from mlxgen.generation.context import Progress
-from mlxgen.generation.session import Session
-from mlxgen.model import Model
+from mlxgen.generation.request import Progress
+from mlxgen.model import Model, encode_prompt, start_token
 from mlxgen.sampling.softmax import log_softmax
 
 HEAD_CHUNK = 256  # positions whose logits are in memory at once: 50 MB for GPT-2's vocabulary in float32
@@ -111,7 +109,7 @@ def score(
     stride = max(size // 2, 1) if stride is None else stride
     if isinstance(stride, bool) or not isinstance(stride, int) or not 1 <= stride <= size:
         raise OptionError(f"stride must be a whole number from 1 to the model's {size} positions, not {stride!r}")
-    tokens, before = _ids(model, text), _ids(model, context)
+    tokens, before = encode_prompt(model, text), encode_prompt(model, context)
     if not before and bos:
         before = _start(model)
     if not tokens:
@@ -128,16 +126,9 @@ def score(
     return Score(shown, tokens, logprobs, ranks, n_bytes)
 
 
-def _ids(model: Model, text: str | Sequence[int]) -> list[int]:
-    """Token ids, checked as a session checks them, however many they are."""
-    session = Session(model, overflow="slide")
-    session.extend(text)
-    return session.tokens
-
-
 def _start(model: Model) -> list[int]:
     try:
-        return prompt_ids(model, "")
+        return [start_token(model)]
     except OptionError:
         raise OptionError(
             "the model has no start or end token for the first token to follow; score without it"

@@ -9,7 +9,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlxgen.generation.answer import generate, session_steps
+from mlxgen.generation.answer import generate
 from mlxgen.generation.session import Session
 from mlxgen.network.cache import KVCache, RotatingKVCache, make_cache
 
@@ -71,7 +71,7 @@ def test_rotating_caches_of_both_sides_give_the_same_tokens_in_both_loops(genera
         assert run(generate_step, model, prompt_cache=copy.deepcopy(cache)) == expected
         session = Session(model, cache=cache)
         session.extend(PROMPT)
-        assert [step.token for step in session_steps(session, GREEDY)] == expected
+        assert [step.token for step in session.stream(**GREEDY)] == expected
 
 
 @pytest.mark.parametrize("kind", [None, (9, 0), (9, 4)])
@@ -82,11 +82,11 @@ def test_our_session_on_mlx_lms_cache_left_early_goes_on(model, kind, leave_afte
     expected = generate(model, PROMPT, **options, **GREEDY).tokens
     session = Session(model, cache=cache)
     session.extend(PROMPT)
-    steps = session_steps(session, GREEDY)
+    steps = session.stream(**GREEDY)
     got = [next(steps).token for _ in range(leave_after)]
     steps.close()
     assert session.cache[0].offset == len(session.tokens) - 1
-    got += [step.token for step in session_steps(session, {**GREEDY, "max_tokens": N - leave_after})]
+    got += [step.token for step in session.stream(**{**GREEDY, "max_tokens": N - leave_after})]
     assert got == expected
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +16,7 @@ from mlxgen.cli.progress import prefill_bar
 
 if TYPE_CHECKING:
     from mlxgen.chat.conversation import Conversation
-    from mlxgen.generation.loop import Step
-    from mlxgen.generation.results import Generation
+    from mlxgen.generation.results import Generation, Step
     from mlxgen.generation.session import Session
 
 
@@ -42,19 +42,14 @@ class Answerer:
 
     def answer(self, conversation: Conversation, begin: Callable[[], Iterator[Step]]) -> None:
         """Run the steps that `begin` starts, and show what comes."""
-        from mlxgen.generation.results import Recorder
-
-        conversation.options["progress"] = self._progress
+        conversation.request = replace(conversation.request, progress=self._progress)
         session = conversation.session
         slides, computed, dropping = session.slides, session.computed, _drops(session)
         with self._interrupts():
             steps = begin()
-            turn = conversation.turns[-1]
-            recorder = Recorder(turn.user, session.tokens[session.processed :], turn.seed)
             shown = _Shown(conversation.template.speaks, stdout_is_terminal())
             try:
                 for step in steps:
-                    recorder.add(step)
                     if not self.as_json:
                         write(shown.of(step.text))
                     if self._stop:
@@ -65,7 +60,8 @@ class Answerer:
                 if self._bar:
                     self._bar.stop()
                 steps.close()  # type: ignore[attr-defined]  # a generator: it puts the session in order
-        record = self.record = recorder.finish()
+        assert conversation.answer is not None
+        record = self.record = conversation.answer.generation
         slid = session.slides - slides
         if self.as_json:
             write_json(_entries(conversation, record, session.computed - computed, slid))
@@ -76,10 +72,10 @@ class Answerer:
         if self.talk:
             self._notes(conversation, slid)
             if _drops(session) and not dropping:
-                kept = f"the first {session.cache_keep} tokens and " if session.cache_keep else ""
-                self.note(
-                    f"(longer than --max-kv-size {session.max_kv_size}: only {kept}the newest are read from here on)"
-                )
+                options = session.options
+                kept = f"the first {options.keep} tokens and " if options.keep else ""
+                size = f"--max-kv-size {options.max_kv_size}"
+                self.note(f"(longer than {size}: from here on only {kept}the newest ones are read)")
 
     def refused(self, number: int, line: str, error: Exception) -> None:
         """Say why a line of standard input got no answer."""
@@ -147,7 +143,8 @@ class _Shown:
 
 def _drops(session: Session) -> bool:
     """Whether a rotating cache has begun to drop tokens."""
-    return session.max_kv_size is not None and session.cache[0].offset > session.max_kv_size
+    size = session.options.max_kv_size
+    return size is not None and session.cache[0].offset > size
 
 
 def _turns(numbers: list[int]) -> str:

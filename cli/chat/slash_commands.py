@@ -13,7 +13,7 @@ from mlxgen.errors import OptionError
 if TYPE_CHECKING:
     from mlxgen.chat.conversation import Conversation
     from mlxgen.cli.chat.answerer import Answerer
-    from mlxgen.generation.loop import Step
+    from mlxgen.generation.results import Step
 
 Ask = Callable[[str], str]
 
@@ -78,7 +78,7 @@ class Commands:
     def set(self, rest: str) -> None:
         """change an option, such as temperature=0.7 or top_p=off; alone, show them"""
         if not rest:
-            options: Any = self.conversation.options
+            options: Any = self.conversation.request.options
             values = {name: options.get(name) for name in CHAT_SETTINGS} | {"seed": self.conversation.seed}
             say("  ".join(f"{name}={'off' if value is None else value}" for name, value in values.items()))
             return
@@ -113,23 +113,14 @@ class Commands:
         self.answerer.answer(self.conversation, begin)
 
     def _set_one(self, word: str) -> None:
-        from mlxgen.generation.answer import SAMPLING
-        from mlxgen.sampling.chooser import checked_seed
-        from mlxgen.sampling.samplers import Sampling
-
         name, equals, text = word.partition("=")
         name = name.replace("-", "_")
         if not equals or name not in CHAT_SETTINGS:
             raise OptionError(f"cannot set {word!r}: /set NAME=VALUE with NAME one of {', '.join(CHAT_SETTINGS)}")
-        value = _value(CHAT_SETTINGS[name], text)
+        changed = self.conversation.request.changed(**{name: _value(CHAT_SETTINGS[name], text)})
+        self.conversation.request = changed
         if name == "seed":
-            self.conversation.seed = checked_seed(value)
-            return
-        if name == "max_tokens" and (not isinstance(value, int) or value < 1):
-            raise OptionError(f"max_tokens must be a whole number of at least 1, not {text}")
-        options: dict[str, Any] = {**self.conversation.options, name: value}
-        Sampling(**{key: options[key] for key in SAMPLING if key in options})
-        self.conversation.options = options  # type: ignore[assignment]  # CHAT_SETTINGS are names of Options
+            self.conversation.seed = changed.seed
 
 
 COMMANDS: dict[str, tuple[Callable[[Commands, str], None], str]] = {

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mlxgen.cli.options import generation, generation_options, model_options, open_model, quiet_option
+from mlxgen.cli.options import check_request, generation_options, model_options, open_model, quiet_option
 from mlxgen.cli.settings import LINE_SETTINGS
 
 if TYPE_CHECKING:
     from mlxgen.cli.jsonl.input_file import InputLine
     from mlxgen.cli.jsonl.run import LineResult, ProcessLines
-    from mlxgen.generation.answer import Options
-    from mlxgen.generation.batching import BatchGeneration, Request
+    from mlxgen.generation.batching import BatchGeneration, Prompt
+    from mlxgen.generation.request import Options
     from mlxgen.model import Model
 
 RESULT_KEYS = frozenset({"tokens", "sample"})  # besides the common ones
@@ -76,8 +76,9 @@ def batch(ctx: click.Context, /, source: str, **given: Any) -> None:
     from mlxgen.cli.jsonl.input_file import InputFile
     from mlxgen.cli.jsonl.run import run_lines
 
-    options = generation(ctx, given)
-    options.pop("logprobs", None)  # here it is not a number of candidates
+    # --logprobs is not a number of candidates here; a prompt without a seed of its own gets a fresh one
+    options: Options = {**check_request(ctx, {**given, "logprobs": 0}).options, "seed": given["seed"]}
+    asked = {name: value for name, value in options.items() if name in given}
 
     def prepare() -> ProcessLines:
         model = open_model(given)
@@ -90,7 +91,7 @@ def batch(ctx: click.Context, /, source: str, **given: Any) -> None:
         overwrite=given["overwrite"],
         quiet=given["quiet"],
         result_keys=[RESULT_KEYS],
-        options={**options, "model": given["model"], "revision": given["revision"], "with_logprobs": given["logprobs"]},
+        options={**asked, "model": given["model"], "revision": given["revision"], "with_logprobs": given["logprobs"]},
     )
 
 
@@ -106,11 +107,11 @@ def answers(
     left: list[int] = []  # answers to come to each of them
     finished = 0
 
-    def requests() -> Iterator[Request | MlxgenError]:
+    def requests() -> Iterator[Prompt | MlxgenError]:
         nonlocal finished
         for line in lines:
             try:
-                request = _request(line, given["num_samples"])
+                request = _prompt(line, given["num_samples"])
             except MlxgenError as error:
                 asked.append(line)
                 left.append(1)
@@ -134,10 +135,10 @@ def answers(
             yield LineResult(line, _entries(found, line, greedy, given["logprobs"]), None, len(found.tokens), finished)
 
 
-def _request(line: InputLine, num_samples: int) -> Request:
-    """The request that a line makes. Raises the line's own error, or OptionError for invalid entries."""
+def _prompt(line: InputLine, num_samples: int) -> Prompt:
+    """The prompt of a line, with its options. Raises the line's own error, or OptionError for invalid entries."""
     from mlxgen.errors import OptionError
-    from mlxgen.generation.batching import Request
+    from mlxgen.generation.batching import Prompt
 
     entries = line.checked_entries(LINE_KEYS)
     prompt = entries.get("prompt")
@@ -154,7 +155,8 @@ def _request(line: InputLine, num_samples: int) -> Request:
         raise OptionError(f"stop must be a text or a list of texts, not {stop!r}")
     if not isinstance(options.get("ignore_eos", False), bool):
         raise OptionError(f"ignore_eos must be true or false, not {options['ignore_eos']!r}")
-    return Request(prompt, options, count, skip=frozenset(sample for sample in line.done if sample < count))
+    done = frozenset(sample for sample in line.done if sample < count)
+    return Prompt(prompt, num_samples=count, skip=done, **options)
 
 
 def _entries(answer: BatchGeneration, line: InputLine, greedy: bool, logprobs: bool) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +13,11 @@ import click
 
 from mlxgen.chat.templates import NAMES, TEMPLATES
 from mlxgen.cli.options import (
-    draft_model,
-    generation,
+    check_request,
     generation_options,
     guess_options,
     model_options,
+    open_draft,
     open_model,
     output_options,
 )
@@ -71,20 +72,19 @@ def chat(ctx: click.Context, /, **given: Any) -> None:
     from mlxgen.chat.templates import choose_template
     from mlxgen.cli.chat.answerer import Answerer
     from mlxgen.cli.chat.slash_commands import COMMANDS, Commands
-    from mlxgen.generation.answer import SESSION
 
-    options: Any = generation(ctx, given)
-    settings = {name: options.pop(name) for name in SESSION if name in options}
-    seed = options.pop("seed", None)
+    request = check_request(ctx, given)
     model = open_model(given)
-    options["draft"] = draft_model(given, model)
+    request = open_draft(given, request, model)
     template = choose_template(model, given["template"])
-    keep = settings.get("keep") or None
-    if keep is None and (ring := settings.get("max_kv_size")):
-        quarter = min(ring, model.config.n_positions) // 4
-        settings["keep"] = min(quarter, system_tokens(model, template, given["system"]))
-    session = mlxgen.Session(model, **settings)
-    conversation = Conversation(session, template, system=given["system"], options=options, seed=seed, keep=keep)
+    context, keep = request.context, given["keep"] or None
+    if keep is None and context.max_kv_size:
+        quarter = min(context.max_kv_size, model.config.n_positions) // 4
+        context = replace(context, keep=min(quarter, system_tokens(model, template, given["system"])))
+    session = mlxgen.Session(model, **asdict(context))
+    conversation = Conversation(
+        session, template, system=given["system"], request=request, seed=given["seed"], keep=keep
+    )
     if given["saved"]:
         conversation.load(given["saved"])
     typed = sys.stdin is not None and sys.stdin.isatty()

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from mlxgen.cli.options import (
-    draft_model,
-    generation,
+    check_request,
     generation_options,
     guess_options,
     model_options,
+    open_draft,
     open_model,
     output_options,
 )
@@ -21,8 +21,6 @@ from mlxgen.cli.progress import prefill_bar
 from mlxgen.cli.prompt import read_prompt
 
 if TYPE_CHECKING:
-    from mlxgen.generation.answer import Options
-    from mlxgen.generation.loop import Step
     from mlxgen.generation.results import Generation
     from mlxgen.model import Model
 
@@ -70,56 +68,43 @@ def generate(ctx: click.Context, /, prompt: str | None, **given: Any) -> None:
     --lookahead changes the speed but not the text, and so does --draft for greedy text. For sampled text, --draft
     keeps the distribution, but a seed gives a different text than without it.
     """
-    import mlxgen
-    from mlxgen.sampling.chooser import sample_seeds
+    from mlxgen.generation.answer import answer
+    from mlxgen.generation.request import sample_seeds
 
     text = read_prompt(prompt)
-    options = generation(ctx, given)
+    request = check_request(ctx, given)
     if given["as_json"] and given["echo"]:
         raise click.UsageError("--json has the prompt as a key; leave out --echo")
     if given["logprobs"] and given["quiet"] and not given["as_json"]:
         raise click.UsageError(
             "--logprobs writes to standard error and --quiet writes nothing there; leave out one of them, or add --json"
         )
-    seeds = sample_seeds(given["seed"], given["num_samples"])
+    seeds = sample_seeds(request.seed, given["num_samples"])
     quiet, as_json = given["quiet"], given["as_json"]
     talk = chatty(given["stats"], quiet)
     if talk and text.endswith(" "):
         say(SPACE_HINT)
     model = open_model(given)
-    options["draft"] = draft_model(given, model)
+    request = open_draft(given, request, model).with_prompt(model, text)
     echo = given["echo"] if given["echo"] is not None else stdout_is_terminal()
-    options["progress"] = prefill_bar(quiet)
     for sample, seed in enumerate(seeds):
-        options["seed"] = seed
+        steps = answer(model, replace(request, seed=seed, progress=prefill_bar(quiet)))
         if as_json:
-            record = mlxgen.generate(model, text, **options)
+            record = steps.finish()
             write_json(_entries(model, record, sample))
         else:
-            write("\n" if sample else "")
-            record = _stream(model, text, options, text if echo else "")
-            if options["logprobs"] and not quiet:
+            write(("\n" if sample else "") + (text if echo else ""))
+            for step in steps:
+                if step.text:
+                    write(step.text)
+            write("\n")
+            record = steps.generation
+            if request.logprobs and not quiet:
                 _say_candidates(model, record)
         if record.finish_reason == "context" and not record.tokens and not quiet:
             say(FULL_HINT.format(model.config.n_positions))
         if talk:
             say_statistics(record)
-
-
-def _stream(model: Model, prompt: str, options: Options, shown_first: str) -> Generation:
-    """Generate, and print each piece of text as soon as it is final."""
-    from mlxgen.generation.answer import prompt_ids, stream
-    from mlxgen.generation.results import Recorder
-
-    recorder = Recorder(prompt, prompt_ids(model, prompt), options["seed"] or 0)
-    steps: Iterator[Step] = stream(model, prompt, **options)
-    write(shown_first)
-    for step in steps:
-        recorder.add(step)
-        if step.text:
-            write(step.text)
-    write("\n")
-    return recorder.finish()
 
 
 def _entries(model: Model, record: Generation, sample: int) -> dict[str, Any]:

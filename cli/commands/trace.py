@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from mlxgen.cli.options import generation, generation_options, model_options, open_model, quiet_option
+from mlxgen.cli.options import check_request, generation_options, model_options, open_model, quiet_option
 from mlxgen.cli.output import chatty, say, size, write_json
 from mlxgen.cli.progress import prefill_bar
 from mlxgen.cli.prompt import read_prompt
@@ -68,16 +69,15 @@ def trace(ctx: click.Context, /, prompt: str | None, **given: Any) -> None:
     With --html FILE, write the same as one page that needs no network. Step through it, and change the sampling rules
     to see their effect. Without PROMPT, or for "-", the prompt is read from standard input.
     """
-    import mlxgen
+    from mlxgen.tracing.tracer import trace_request
 
     text = read_prompt(prompt)
-    options = generation(ctx, given)
+    request = check_request(ctx, given)
     if given["open_page"] and not given["html"]:
         raise click.UsageError("--open needs the page; add --html FILE", ctx)
     model = open_model(given)
-    options["progress"] = prefill_bar(given["quiet"])
-    steps = options.pop("max_tokens")
-    record = mlxgen.trace(model, text, steps, lens=given["lens"], attention=given["attention"], **options)
+    request = replace(request, progress=prefill_bar(given["quiet"]))
+    record = trace_request(model, request, text, lens=given["lens"], attention=given["attention"])
     if given["html"]:
         written = _write_page(record, given["html"])
         if chatty(None, given["quiet"]):

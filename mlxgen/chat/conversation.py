@@ -9,12 +9,13 @@ from pathlib import Path
 
 from mlxgen.chat.templates import Message, Template, TemplateError, choose_template
 from mlxgen.errors import MlxgenError, OptionError
-from mlxgen.generation.answer import Options, prompt_ids, session_steps
-from mlxgen.generation.loop import Step
-from mlxgen.generation.session import Mark, Session
-from mlxgen.generation.session_file import SessionFileError, read, write
-from mlxgen.model import Model
-from mlxgen.sampling.chooser import checked_seed
+from mlxgen.generation.answer import Answer
+from mlxgen.generation.context import Mark
+from mlxgen.generation.request import Request, check_options, checked_seed
+from mlxgen.generation.results import Step
+from mlxgen.generation.session import Session
+from mlxgen.generation.session_file import SessionFileError, write
+from mlxgen.model import Model, encode_prompt, start_token
 
 CONTEXT_TOKENS = 16  # how many tokens before an answer decide how it decodes
 NOTES = "chat"  # the entry of a session file's notes
@@ -42,9 +43,10 @@ class Turn:
 class Conversation:
     """Say something, and the model answers; undo, retry and edit take the newest turn back.
 
-    session: an empty one. keep: how many of the first tokens stay when the context slides; None keeps the system text
-    and the first turn where they fill no more than a quarter of the table. seed: each turn's seed follows from it,
-    the turn's place and the attempt, so that the same input at the same place gives the same answer.
+    session: an empty one. request: the options of every turn. keep: how many of the first tokens stay when the context
+    slides; None keeps the system text and the first turn where they fill no more than a quarter of the table. seed:
+    each turn's seed follows from it, the turn's place and the attempt, so that the same input at the same place gives
+    the same answer. answer: the newest one, with its record.
     """
 
     def __init__(
@@ -53,12 +55,13 @@ class Conversation:
         template: Template,
         *,
         system: str = "",
-        options: Options | None = None,
+        request: Request | None = None,
         seed: int | None = None,
         keep: int | None = None,
     ) -> None:
         self.session, self.template, self.system = session, template, system
-        self.options: Options = options or {}
+        self.request = request or check_options()
+        self.answer: Answer | None = None
         self.seed = checked_seed(seed)
         self.turns: list[Turn] = []
         self._keep = keep
@@ -105,11 +108,11 @@ class Conversation:
     def save(self, path: str | Path) -> Path:
         turns = [asdict(turn) for turn in self.turns]
         chat = {"template": self.template.name, "system": self.system, "seed": self.seed, "turns": turns}
-        return write(self.session, path, {NOTES: chat})
+        return write(self.session.state, self.session.model, path, {NOTES: chat})
 
     def load(self, path: str | Path) -> None:
         """Go on with a saved conversation instead. Raises SessionFileError, with nothing changed."""
-        session, notes = read(path, self.session.model)
+        session, notes = Session.from_file(path, self.session.model)
         if NOTES not in notes:
             raise SessionFileError(f"{path}: it holds a session but no conversation; mlxgen.Session.load opens it")
         try:
@@ -130,18 +133,20 @@ class Conversation:
     def _way_back(self) -> Callable[[], None]:
         """What makes the conversation as it is now, when a turn is refused later."""
         session, turns = self.session, [replace(turn) for turn in self.turns]
-        tokens, breaks, keep = list(session.tokens), list(session.breaks), session.keep
+        tokens, slide_points, slide_keep = list(session.tokens), list(session.slide_points), session.slide_keep
 
         def back() -> None:
             session.reset_to(tokens)
-            session.breaks, session.keep, self.turns = breaks, keep, turns
+            session.plan_slide(slide_keep, slide_points)
+            self.turns = turns
 
         return back
 
     def _say(self, text: str, attempt: int, back: Callable[[], None]) -> Iterator[Step]:
         try:
             turn = self._begin(text if self.template.name == "model" else text.rstrip(), attempt)
-            return self._answer(turn, self._steps(turn), back)
+            self.answer = self._begin_answer(turn)
+            return self._steps(turn, self.answer, back)
         except MlxgenError:
             back()
             raise
@@ -161,26 +166,22 @@ class Conversation:
                 turn.text = ""
             rest = whole
         mark = session.mark()
-        ids = session.model.tokenizer.encode(rest)
-        session.extend(ids if ids or session.tokens else prompt_ids(session.model, ""))
+        ids = encode_prompt(session.model, rest)
+        session.extend(ids if ids or session.tokens else [start_token(session.model)])
         index = len(self.turns)
         seed = self.seed if index == attempt == 0 else random.Random(f"{self.seed} {index} {attempt}").getrandbits(32)
         turn = Turn(text, mark.tokens, mark.processed, len(session.tokens), whole, seed, attempt)
         self.turns.append(turn)
-        session.breaks = [turn.start for turn in self.turns if turn.start]
-        session.keep = self._kept()
+        session.plan_slide(self._kept(), [turn.start for turn in self.turns if turn.start])
         return turn
 
-    def _steps(self, turn: Turn) -> Iterator[Step]:
-        options = self.options.copy()
-        stop = options.get("stop", ())
-        options["stop"] = [*self.template.stop, *((stop,) if isinstance(stop, str) else stop)]
-        options["seed"] = turn.seed
-        return session_steps(self.session, options)
+    def _begin_answer(self, turn: Turn) -> Answer:
+        stop = (*self.template.stop, *self.request.stop)
+        return self.session.answer(replace(self.request, prompt=turn.user, stop=stop, seed=turn.seed))
 
-    def _answer(self, turn: Turn, steps: Iterator[Step], back: Callable[[], None]) -> Iterator[Step]:
+    def _steps(self, turn: Turn, answer: Answer, back: Callable[[], None]) -> Iterator[Step]:
         try:
-            for step in steps:
+            for step in answer:
                 turn.answer += step.text
                 turn.finish_reason = step.finish_reason or turn.finish_reason
                 yield step
@@ -190,7 +191,7 @@ class Conversation:
             back()
             raise
         finally:
-            steps.close()  # type: ignore[attr-defined]  # the loop's generator puts the session in order
+            answer.close()
 
     def _written(self, turns: Sequence[Turn | str], *, prompt: bool = True) -> str:
         """The conversation as text; a turn that is only text has no answer yet."""
@@ -239,8 +240,8 @@ class Conversation:
     def _kept(self) -> int:
         """How many of the first tokens the next slide keeps."""
         session = self.session
-        if session.overflow == "stop":
-            return session.keep
+        if session.options.overflow == "stop":
+            return session.slide_keep
         if self._keep is not None:
             return self._keep
         quarter = session.model.config.n_positions // 4

@@ -1,49 +1,38 @@
-"""One request of a batch: its context, its rules, and what has been read of its answer."""
+"""One row of a batch: an answer that shares its passes through the network with others."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any
 
 import mlx.core as mx
 
-from mlxgen.errors import OptionError, check_whole
-from mlxgen.generation.answer import MAX_TOKENS, SAMPLING, Options
-from mlxgen.generation.loop import FinishReason, Reader
-from mlxgen.generation.results import Generation, Recorder
-from mlxgen.generation.session import Session
+from mlxgen.generation.context import Context
+from mlxgen.generation.loop import Reader
+from mlxgen.generation.request import Request
+from mlxgen.generation.results import FinishReason, Generation, Recorder
 from mlxgen.sampling.chooser import Choice, Chooser
-from mlxgen.sampling.samplers import Sampling
 
 
-class Row:
-    """An answer in the making: `choice` is its newest token, which the device works on and nobody has read.
+class BatchRow:
+    """`choice` is the row's newest token, which the device works on and nobody has read.
 
-    The session holds the context. Its cache is the row's own only until the row joins the others. Options are checked
-    here: raises OptionError.
+    context: holds the prompt; its cache is the row's own only until the row joins the others. index, sample: see
+    BatchGeneration. Raises OptionError.
     """
 
-    def __init__(
-        self, session: Session, options: Options, seed: int, prompt: str | Sequence[int], index: int, sample: int
-    ) -> None:
-        model = session.model
-        if unknown := set(options) - set(Options.__annotations__):
-            raise OptionError(f"unknown option {min(unknown)!r}; the options are {', '.join(Options.__annotations__)}")
-        max_tokens = options.get("max_tokens", MAX_TOKENS)
-        check_whole("max_tokens", max_tokens, 1)
-        self.index, self.sample, self.session = index, sample, session
-        end_tokens = frozenset() if options.get("ignore_eos") else model.end_tokens
-        self._reader = Reader(session, max_tokens, end_tokens, options.get("stop", ()))
+    def __init__(self, context: Context, request: Request, index: int, sample: int) -> None:
+        self.index, self.sample, self.context = index, sample, context
+        self._reader = Reader(context, request)
         self.limit = self._reader.limit
-        rules = {name: value for name, value in options.items() if name in SAMPLING}
         self._choose = Chooser(
-            Sampling(**rules),  # type: ignore[arg-type]  # the names are its own
-            seed,
-            session.tokens,
-            model.config.vocab_size,
-            processors=options.get("logits_processors") or (),
-            candidates=options.get("logprobs", 0),
+            request.sampling,
+            request.seed,
+            context.tokens,
+            context.model.config.vocab_size,
+            processors=request.logits_processors,
+            candidates=request.logprobs,
         )
-        self._recorder = Recorder(prompt, session.tokens, seed, alone=False)
+        self._recorder = Recorder(request, context.tokens, alone=False)
         self.choice: Choice
         self.cache_length = 0  # positions in the cache when the choice was made
 
@@ -52,10 +41,9 @@ class Row:
         """Whether the unread choice is the last there can be."""
         return self._reader.ends_next
 
-    def begin(self, session: Session, logits: mx.array) -> None:
-        """Choose the first token after a session whose whole context is processed: logits [1, V]."""
-        self.session = self._reader.session = session
-        self.choose(logits, session.cache_length)
+    def begin(self, logits: mx.array) -> None:
+        """Choose the first token, the whole context being processed: logits [1, V]."""
+        self.choose(logits, self.context.cache_length)
         mx.async_eval(*self.unread)
 
     def choose(self, logits: mx.array, cache_length: int) -> None:
@@ -64,8 +52,8 @@ class Row:
 
     @property
     def unread(self) -> list[mx.array]:
-        """The arrays of the choice."""
-        return [self.choice.token, self.choice.logprob, self.choice.finite, *self.choice.top]
+        """The arrays to evaluate with the choice."""
+        return [*self.choice.arrays, *self._choose.state]
 
     def read(self, choice: Choice, cache_length: int) -> FinishReason | None:
         """Wait for a choice and append it; returns why it was the last, or None. Raises NumericError."""
@@ -73,13 +61,13 @@ class Row:
         self._recorder.add(step)
         return step.finish_reason
 
+    def join(self) -> list[Any]:
+        """Give the row's cache to the batch."""
+        return self.context.give_cache_away()
+
     def slide(self) -> None:
         """With the position table full and the newest token read: rebuild a cache of its own, and choose from that."""
-        session = self.session
-        session.processed = len(session.tokens) - 1
-        for layer in session.cache:
-            layer.offset = session.model.config.n_positions  # the positions themselves were in the slots
-        self.begin(session, session.prefill())
+        self.begin(self.context.prefill_after_full_table())
 
     def finish(self) -> Generation:
-        return self._recorder.finish()
+        return self._recorder.record()

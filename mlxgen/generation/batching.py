@@ -9,21 +9,27 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
-from typing import Unpack
+from dataclasses import dataclass, fields, replace
+from typing import Unpack, cast
 
 import mlx.core as mx
 
 from mlxgen import device
 from mlxgen.errors import MlxgenError, OptionError, check_whole
-from mlxgen.generation.answer import SESSION, Options, prompt_ids, refuse_guesses
-from mlxgen.generation.batch_row import Row
-from mlxgen.generation.context import PREFILL_CHUNK
+from mlxgen.generation.batch_row import BatchRow
+from mlxgen.generation.context import Context
+from mlxgen.generation.request import (
+    CONTEXT,
+    PREFILL_CHUNK,
+    ContextOptions,
+    Options,
+    check_options,
+    refuse_guesses,
+    sample_seeds,
+)
 from mlxgen.generation.results import Generation
-from mlxgen.generation.session import Session
 from mlxgen.model import Model
 from mlxgen.network.batch_cache import BatchCache
-from mlxgen.sampling.chooser import sample_seeds
 
 MEMORY_FACTS = "/proc/meminfo"
 MOST_ROWS = 32  # more rows gain little: by then arithmetic, not reading the weights, takes the time
@@ -31,17 +37,25 @@ MOST_ROWS = 32  # more rows gain little: by then arithmetic, not reading the wei
 NO_GUESSES = "is for one prompt at a time: leave it out of a batch, whose prompts share their passes"
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """A prompt with options of its own, over those of the batch (but for max_kv_size, keep, overflow, prefill_chunk).
+class Prompt:
+    """A prompt with options of its own, over those of the batch: Prompt("Once", temperature=0, max_tokens=20).
 
     num_samples: how many answers; None for the batch's number. skip: samples, counted from 0, that are not wanted.
+    max_kv_size, keep, overflow and prefill_chunk belong to the whole batch.
     """
 
-    prompt: str | Sequence[int]
-    options: Options = field(default_factory=Options)
-    num_samples: int | None = None
-    skip: frozenset[int] = frozenset()
+    __slots__ = ("num_samples", "options", "prompt", "skip")
+
+    def __init__(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        num_samples: int | None = None,
+        skip: frozenset[int] = frozenset(),
+        **options: Unpack[Options],
+    ) -> None:
+        self.prompt, self.num_samples, self.skip = prompt, num_samples, skip
+        self.options = options
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +80,7 @@ class Failure:
 
 def batch(
     model: Model,
-    prompts: Iterable[str | Sequence[int] | Request],
+    prompts: Iterable[str | Sequence[int] | Prompt],
     *,
     batch_size: int | None = None,
     ordered: bool = False,
@@ -75,7 +89,7 @@ def batch(
 ) -> Iterator[BatchGeneration]:
     """Answer many prompts; yields each answer when it is finished, or in the order of the prompts.
 
-    prompts: any iterable, read as rows become free. Options are those of generate() but for progress; a Request has its
+    prompts: any iterable, read as rows become free. Options are those of generate() but for progress; a Prompt has its
     own. The answer to a prompt does not depend on its neighbours: it is what generate() gives for the same seed. (Up to
     rounding: sums over another number of rows differ in the last bits, so tokens level to those bits may swap.)
     batch_size: rows at once; None for what fits into memory. num_samples: answers to each prompt, which share its
@@ -88,7 +102,7 @@ def batch(
 
 def outcomes(
     model: Model,
-    prompts: Iterable[str | Sequence[int] | Request | MlxgenError],
+    prompts: Iterable[str | Sequence[int] | Prompt | MlxgenError],
     *,
     batch_size: int | None = None,
     ordered: bool = False,
@@ -99,15 +113,16 @@ def outcomes(
 
     An error in a prompt's place is its Failure, in its turn.
     """
-    if "progress" in options:
+    shared = check_options(**options)
+    if shared.progress is not None:
         raise OptionError("progress is not an option of a batch; count its answers")
-    refuse_guesses(options, NO_GUESSES)
-    Session(model, **_shared(options))  # raises for what no prompt could have
+    refuse_guesses(shared, NO_GUESSES)
+    shared.context.check_table(model.config.n_positions)
     if batch_size is None:
-        batch_size = fitting_batch_size(model, options.get("max_kv_size"))
+        batch_size = fitting_batch_size(model, shared.context.max_kv_size)
     check_whole("batch_size", batch_size, 1)
     check_whole("num_samples", num_samples, 1)
-    found = _run(Table(model, options), enumerate(_rows(model, prompts, num_samples, options)), batch_size)
+    found = _run(Table(model, shared.context), enumerate(_rows(model, prompts, num_samples, options)), batch_size)
     return _in_order(found) if ordered else (outcome for _, outcome in found)
 
 
@@ -123,24 +138,22 @@ def fitting_batch_size(model: Model, max_kv_size: int | None = None) -> int:
 class Table:
     """The rows that are being answered, row i in slot i, each with a choice that nobody has read yet."""
 
-    def __init__(self, model: Model, options: Options) -> None:
+    def __init__(self, model: Model, options: ContextOptions) -> None:
         self._decoder, self._n_positions = model.decoder, model.config.n_positions
-        self._slots = BatchCache(model.config.n_layer, options.get("max_kv_size"), options.get("keep", 0))
-        self.rows: list[Row] = []
+        self._slots = BatchCache(model.config.n_layer, options.max_kv_size, options.keep)
+        self.rows: list[BatchRow] = []
 
-    def add(self, row: Row) -> None:
-        self._slots.join(row.session.cache)
-        for layer in row.session.cache:
-            layer.keys = layer.values = None  # they live in the slot now
+    def add(self, row: BatchRow) -> None:
+        self._slots.join(row.join())
         self.rows.append(row)
 
-    def remove(self, row: Row) -> None:
+    def remove(self, row: BatchRow) -> None:
         at, last = self.rows.index(row), self.rows.pop()
         if last is not row:
             self.rows[at] = last
         self._slots.leave(at)
 
-    def pause(self) -> list[Row]:
+    def pause(self) -> list[BatchRow]:
         """Remove the rows whose unread token is not to be processed: it is the last, or has no position left."""
         full = {row for row, offset in zip(self.rows, self._slots.offsets, strict=True) if offset >= self._n_positions}
         paused = [row for row in self.rows if row.ends_next or row in full]
@@ -161,7 +174,7 @@ class Table:
 
 
 def _run(
-    table: Table, source: Iterator[tuple[int, Row | Failure]], batch_size: int
+    table: Table, source: Iterator[tuple[int, BatchRow | Failure]], batch_size: int
 ) -> Iterator[tuple[int, BatchGeneration | Failure]]:
     """Answer the source's rows. Whatever comes from the source has a number, which its outcome has too."""
     with device.wired_memory():
@@ -169,10 +182,10 @@ def _run(
 
 
 def _answered(
-    table: Table, source: Iterator[tuple[int, Row | Failure]], batch_size: int
+    table: Table, source: Iterator[tuple[int, BatchRow | Failure]], batch_size: int
 ) -> Iterator[tuple[int, BatchGeneration | Failure]]:
     """Let rows in, send a step for all of them, and read the step before it while the device works."""
-    numbers: dict[Row, int] = {}
+    numbers: dict[BatchRow, int] = {}
     mx.reset_peak_memory()
     while True:
         budget = PREFILL_CHUNK  # prompt tokens between two steps: new rows must not hold up the others
@@ -185,7 +198,7 @@ def _answered(
             else:
                 table.add(row)
                 numbers[row] = number
-                budget -= len(row.session.tokens) if row.sample == 0 else 1
+                budget -= len(row.context.tokens) if row.sample == 0 else 1
         if not table.rows:
             return
         unread = [(row, row.choice, row.cache_length) for row in table.rows]
@@ -208,40 +221,41 @@ def _answered(
 
 
 def _rows(
-    model: Model, prompts: Iterable[str | Sequence[int] | Request | MlxgenError], num_samples: int, options: Options
-) -> Iterator[Row | Failure]:
+    model: Model, prompts: Iterable[str | Sequence[int] | Prompt | MlxgenError], num_samples: int, options: Options
+) -> Iterator[BatchRow | Failure]:
     """The prompts' rows, each with its first choice sent off. A prompt is processed when its first row is asked for."""
     for index, prompt in enumerate(prompts):
         if isinstance(prompt, MlxgenError):
             yield Failure(index, prompt)
             continue
-        request = prompt if isinstance(prompt, Request) else Request(prompt)
         try:
-            yield from _samples(model, index, request, num_samples, options)
+            yield from _samples(
+                model, index, prompt if isinstance(prompt, Prompt) else Prompt(prompt), num_samples, options
+            )
         except MlxgenError as error:
             yield Failure(index, error)
 
 
-def _samples(model: Model, index: int, request: Request, num_samples: int, options: Options) -> Iterator[Row]:
-    if fixed := set(request.options) & {*SESSION, "progress"}:
+def _samples(model: Model, index: int, prompt: Prompt, num_samples: int, options: Options) -> Iterator[BatchRow]:
+    """A row for each answer to one prompt. The prompt is processed once, after its options are checked."""
+    if fixed := set(prompt.options) & {*CONTEXT, "progress"}:
         raise OptionError(f"{min(fixed)} belongs to the whole batch, not to one prompt")
-    own: Options = {**options, **request.options}
-    refuse_guesses(request.options, NO_GUESSES)
-    session = Session(model, **_shared(options))
-    session.extend(prompt_ids(model, request.prompt))
-    seeds = sample_seeds(own.get("seed"), num_samples if request.num_samples is None else request.num_samples)
-    logits = None
-    for sample, seed in enumerate(seeds):
-        if sample in request.skip:
-            continue
-        row = Row(session, own, seed, request.prompt, index, sample)  # checks the options before any work
-        if row.limit >= 1:
-            logits = session.prefill() if logits is None else logits
-            row.begin(session.fork() if len(seeds) > 1 else session, logits)
+    request = check_options(**cast(Options, {**options, **prompt.options}))
+    refuse_guesses(request, NO_GUESSES)
+    request = request.with_prompt(model, prompt.prompt)
+    seeds = sample_seeds(request.seed, num_samples if prompt.num_samples is None else prompt.num_samples)
+    wanted = [(sample, seed) for sample, seed in enumerate(seeds) if sample not in prompt.skip]
+    context = Context(model, request.context)
+    context.extend(request.ids)
+    logits = context.prefill() if wanted and context.room != 0 else None
+    for sample, seed in wanted:
+        row = BatchRow(context.fork() if len(wanted) > 1 else context, replace(request, seed=seed), index, sample)
+        if logits is not None:
+            row.begin(logits)
         yield row
 
 
-def _finished(row: Row) -> BatchGeneration:
+def _finished(row: BatchRow) -> BatchGeneration:
     record = row.finish()
     known = {entry.name: getattr(record, entry.name) for entry in fields(record)}
     return BatchGeneration(**known, index=row.index, sample=row.sample)
@@ -263,10 +277,6 @@ def _raising(found: Iterator[BatchGeneration | Failure]) -> Iterator[BatchGenera
         if isinstance(outcome, Failure):
             raise outcome.error
         yield outcome
-
-
-def _shared(options: Options) -> dict:  # type: ignore[type-arg]
-    return {name: value for name, value in options.items() if name in SESSION}
 
 
 def _free_memory() -> int:

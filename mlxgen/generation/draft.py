@@ -12,8 +12,8 @@ from typing import cast
 import mlx.core as mx
 
 from mlxgen.errors import OptionError
-from mlxgen.generation.context import MOST_GUESSES
-from mlxgen.generation.session import Session, shared_length
+from mlxgen.generation.cached_context import MOST_GUESSES
+from mlxgen.generation.context import Context, shared_length
 from mlxgen.model import Model
 from mlxgen.sampling.chooser import Chooser, Guess
 
@@ -25,19 +25,15 @@ CHECKED_PIECES = 64  # of two vocabularies that should be the same
 class Draft:
     """Guesses what a smaller model of the same vocabulary would choose. Raises OptionError for another vocabulary.
 
-    The smaller model has a session of its own, which stays with the session that it guesses for, and slides where its
-    table ends.
+    The smaller model has a context of its own, which stays with the one that it guesses for, and slides where its table
+    ends.
     """
 
-    def __init__(self, session: Session, model: Model) -> None:
-        if not isinstance(model, Model):
-            raise OptionError(f"draft must be a model, as mlxgen.load() gives, not {type(model).__name__}")
-        check_vocabulary(session.model, model)
-        if session.drafting is None or session.drafting.model is not model:
-            session.drafting = Session(model, overflow="slide")
-        self._context, self._own = session.tokens, session.drafting
-        self._own.reset_to(self._context)
-        self._own.renew_step()
+    def __init__(self, context: Context, model: Model) -> None:
+        check_vocabulary(context.model, model)
+        self._tokens, self._own = context.tokens, context.draft_context(model)
+        self._own.reset_to(self._tokens)
+        self._own.compile_step()
         self._is_first = True
         self._pause = self._waiting = 0  # passes without guesses, while they are all wrong
         self._ahead: list[mx.array] = []  # ids [1] that its cache holds after its own tokens, right or wrong
@@ -48,7 +44,7 @@ class Draft:
             self._waiting -= 1
             return []
         own, choose = self._own, choose.fork()
-        self._follow(len(self._context) - known)
+        self._follow(len(self._tokens) - known)
         late, first = own.tokens[own.processed :], self._is_first
         self._is_first = False
         if len(late) > own.guessable:
@@ -58,7 +54,7 @@ class Draft:
             late = []
         logits = own.process(mx.concatenate([mx.array(late, dtype=token.dtype), token]))[-1:]
         guesses = [choose.guess(logits)]
-        left = own.model.config.n_positions - own.cache[0].offset  # it does not slide in the midst of guessing
+        left = own.positions_left  # it does not slide in the midst of guessing
         while len(guesses) < min(self._length, most, left + 1):
             mx.async_eval(guesses[-1].token)  # the device starts while Python builds the next
             guesses.append(choose.guess(own.process(guesses[-1].token)))
@@ -71,14 +67,15 @@ class Draft:
         self._pause = min(2 * self._pause + 1, LONGEST_PAUSE) if right == 0 else 0
 
     def _follow(self, end: int) -> None:
-        """Make the context's first `end` tokens the own session's, keeping what was guessed right."""
+        """Make the context's first `end` tokens the draft's own, keeping what was guessed right."""
         own = self._own
         tried = [cast(int, token.item()) for token in self._ahead]
-        came = self._context[len(own.tokens) : end]
+        came = self._tokens[len(own.tokens) : end]
         right = shared_length(tried, came)
-        own.tokens.extend(tried)
+        for token in tried:
+            own.accept(token)
         own.rewind(len(tried) - right)
-        own.tokens.extend(came[right:])
+        own.extend(came[right:])
         self._ahead = []
 
 

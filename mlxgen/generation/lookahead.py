@@ -10,7 +10,7 @@ from typing import Literal
 
 import mlx.core as mx
 
-from mlxgen.generation.context import MOST_GUESSES
+from mlxgen.generation.cached_context import MOST_GUESSES
 from mlxgen.sampling.chooser import Chooser, Guess
 
 LONG, SHORT = 3, 2  # tokens that must have stood together before, for what came after them to be a guess
@@ -25,7 +25,7 @@ class NGrams:
 
     Where a guess was wrong after right ones, a word may have been exchanged: the next begins after that word. Guesses
     grow while they are right. After wrong ones, none is made for a while on the same grounds, and the while grows, so
-    that text without repetition costs next to nothing. context: the session's tokens, which the loop appends to.
+    that text without repetition costs next to nothing. context: the tokens so far, which the loop appends to.
     """
 
     def __init__(self, context: list[int]) -> None:

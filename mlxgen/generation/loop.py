@@ -8,74 +8,31 @@ limit or the context limit. So after a prompt of n tokens and m chosen ones the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal, Protocol, cast
+from collections.abc import Iterator
+from typing import Protocol, cast
 
 import mlx.core as mx
 
 from mlxgen import device
 from mlxgen.errors import NumericError, OptionError
-from mlxgen.generation.context import Progress
-from mlxgen.generation.session import Session
+from mlxgen.generation.cached_context import CachedContext
+from mlxgen.generation.request import Request
+from mlxgen.generation.results import Candidate, FinishReason, Step
 from mlxgen.sampling.chooser import Choice, Chooser, Guess
 from mlxgen.text.stop_text import StopText
 from mlxgen.text.tokenizer import Tokenizer
 
 CLEAR_EVERY = 256  # passes, after which buffers that MLX keeps for the next use are given back
 
-FinishReason = Literal["stop", "length", "context"]
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A token that could have been chosen.
-
-    probability is the model's; rule_probability is what the sampling rules made of it, 0 where they cut it.
-    """
-
-    token: int
-    text: str
-    probability: float
-    rule_probability: float
-
-    @property
-    def kept(self) -> bool:
-        return self.rule_probability > 0
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One chosen token.
-
-    text: what became certain with it; empty while a character or a possible stop text is incomplete, and for the end
-    token. logprob: natural log of the token's probability under the model itself. context_length: tokens in the
-    context, this one included. cache_length: positions in the cache, one fewer until the cache rotates or slides.
-    finish_reason: why it was the last, or None. guessed: whether it was guessed, and so needed no pass of its own.
-    guesses: how many guesses a pass checked, told with the first token that one was made for.
-    """
-
-    index: int
-    token: int
-    text: str
-    logprob: float
-    candidates: tuple[Candidate, ...]
-    context_length: int
-    cache_length: int
-    finish_reason: FinishReason | None
-    guessed: bool = False
-    guesses: int = 0
-
 
 class Reader:
     """Reads a request's choices, one after another, and says when it ends. limit: the most tokens there can be."""
 
-    def __init__(
-        self, session: Session, max_tokens: int, end_tokens: frozenset[int], stop: str | Sequence[str]
-    ) -> None:
-        self.session, self._max_tokens, self._end_tokens = session, max_tokens, end_tokens
-        self.limit = max_tokens if session.room is None else min(max_tokens, session.room)
-        self._text, self._stops = session.model.tokenizer.stream(session.tokens), StopText(stop)
+    def __init__(self, context: CachedContext, request: Request) -> None:
+        self._context, self._max_tokens = context, request.max_tokens
+        self._end_tokens = request.end_tokens(context.model)
+        self.limit = request.max_tokens if context.room is None else min(request.max_tokens, context.room)
+        self._text, self._stops = context.model.tokenizer.stream(context.tokens), StopText(request.stop)
         self._count = 0  # tokens read so far
 
     @property
@@ -89,14 +46,14 @@ class Reader:
         return self.left <= 1
 
     def read(self, choice: Choice, cache_length: int, guess: Guess | None = None, guesses: int = 0) -> Step:
-        """Wait for a choice and append it to the session's tokens. Raises NumericError.
+        """Wait for a choice and append it to the context's tokens. Raises NumericError.
 
         guess: what was guessed to be chosen. guesses: see Step.
         """
         index, last, stops = self._count, self.ends_next, self._stops
         token = _read(choice, index)
         self._count += 1
-        self.session.tokens.append(token)
+        self._context.accept(token)
         ended = token in self._end_tokens
         shown = "" if ended else stops.feed(self._text.add(token))
         reason: FinishReason | None = None
@@ -111,8 +68,8 @@ class Reader:
             token=token,
             text=shown,
             logprob=cast(float, choice.logprob.item()),
-            candidates=_candidates(choice, self.session.model.tokenizer),
-            context_length=len(self.session.tokens),
+            candidates=_candidates(choice, self._context.model.tokenizer),
+            context_length=len(self._context.tokens),
             cache_length=cache_length,
             finish_reason=reason,
             guessed=guess is not None and token == guess.token.item(),
@@ -126,7 +83,7 @@ class Guesser(Protocol):
     def guess(self, token: mx.array, known: bool, most: int, choose: Chooser) -> list[Guess]:
         """What may follow the newest token, one after another, at most `most`.
 
-        token: its id [1]. known: whether it was read, and so is the last of the session's tokens. choose: what will
+        token: its id [1]. known: whether it was read, and so is the last of the context's tokens. choose: what will
         choose the tokens after it.
         """
 
@@ -134,60 +91,49 @@ class Guesser(Protocol):
         """How many of the newest guesses were right, before the first wrong one."""
 
 
-def steps(
-    session: Session,
-    choose: Chooser,
-    *,
-    max_tokens: int,
-    end_tokens: frozenset[int] = frozenset(),
-    stop: Sequence[str] = (),
-    progress: Progress | None = None,
-    guesser: Guesser | None = None,
-) -> Iterator[Step]:
-    """Generate on a session whose context holds at least one token; no step at all if the context is full.
+def steps(context: CachedContext, request: Request, choose: Chooser, guesser: Guesser | None = None) -> Iterator[Step]:
+    """Generate on a context that holds at least one token; no step at all if it is full.
 
-    While Python reads one token the device already works on the next. Wherever the caller stops, the session ends with
+    While Python reads one token the device already works on the next. Wherever the caller stops, the context ends with
     every token appended and all but the newest processed. Raises NumericError for logits that are not finite, and
-    OptionError when the session was added to, taken back or asked for another answer meanwhile.
+    OptionError when the context was added to, taken back or asked for another answer meanwhile.
 
     guesser: its guesses go through the network together with the newest token. Each position's logits choose as they
     always do, and as long as the guess is what was chosen, the next position's logits are those of the real context.
     So the tokens are the same as without it; where guesses are drawn at random, their distribution is.
     """
-    reader = Reader(session, max_tokens, end_tokens, stop)
+    reader = Reader(context, request)
     if reader.limit < 1:
         return
-    answer = session.begin_answer()
+    answer = context.begin_answer()
     try:
         with device.wired_memory():
-            for step in _steps(session, choose, reader, progress, guesser):
+            for step in _steps(context, request, choose, reader, guesser):
                 yield step
-                if step.finish_reason is None and not session.is_under_way(answer):
+                if step.finish_reason is None and not context.is_under_way(answer):
                     raise OptionError(
                         "the session has been used for something else since this answer began; begin a new one"
                     )
     finally:
-        if session.is_under_way(answer):
-            session.settle()
+        if context.is_under_way(answer):
+            context.end_answer()
 
 
 def _steps(
-    session: Session, choose: Chooser, reader: Reader, progress: Progress | None, guesser: Guesser | None
+    context: CachedContext, request: Request, choose: Chooser, reader: Reader, guesser: Guesser | None
 ) -> Iterator[Step]:
-    """The steps themselves, the session's `surplus` being right at each of them."""
-    most_held = session.max_kv_size or session.model.config.n_positions
+    most_held = context.options.max_kv_size or context.model.config.n_positions
     passes = 0
-    choice, known = _choose(choose, session.prefill(progress), []), False
+    choice, known = _choose(choose, context.prefill(request.progress), []), False
     while True:
-        held, following = session.cache_length, None
+        held, following = context.cache_length, None
         guesses: list[Guess] = []
         room = reader.left - (not known)  # how many tokens may come after the choice
-        if room and (known or not session.table_is_full):  # a slide waits until it is known to be needed
-            most = min(session.guessable, room - 1)
+        if room and (known or context.positions_left):  # a slide waits until it is known to be needed
+            most = min(context.guessable, room - 1)
             if guesser and most > 0:
                 guesses = guesser.guess(choice.token, known, most, choose)
-            logits = session.process(mx.concatenate([choice.token, *(guess.token for guess in guesses)]))
-            session.surplus = 1 + len(guesses)
+            logits = context.process(mx.concatenate([choice.token, *(guess.token for guess in guesses)]))
             passes += 1
             if passes % CLEAR_EVERY == 0:
                 mx.clear_cache()
@@ -203,7 +149,6 @@ def _steps(
         choice, known, right = following, False, 0
         for n, guess in enumerate(guesses, 1):
             step = reader.read(choice, min(held + n, most_held), guess, len(guesses) if n == 1 else 0)
-            session.surplus -= 1
             yield step
             if step.finish_reason:
                 return
@@ -213,8 +158,7 @@ def _steps(
             choice = _choose(choose, logits[n : n + 1], guesses[n : n + 1])
             right = n
         if known:  # the wrong guess and those after it
-            session.take_back(session.surplus)
-        session.surplus = 0
+            context.take_back_ahead()
         if guesser and guesses:
             guesser.learn(len(guesses), right)
 
@@ -222,7 +166,7 @@ def _steps(
 def _choose(choose: Chooser, logits: mx.array, guess: list[Guess]) -> Choice:
     """Choose from logits [1, V], with the guess of what is chosen if there is one, and send the work to the device."""
     choice = choose(logits, *guess)
-    mx.async_eval(choice.token, choice.logprob, choice.finite, *choice.top)
+    mx.async_eval(*choice.arrays, *choose.state)
     return choice
 
 

@@ -1,14 +1,57 @@
-"""What an answer was: its text and tokens, and what they took."""
+"""What comes out: candidates, steps, and the record of a whole answer."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import mlx.core as mx
 
-from mlxgen.generation.loop import Candidate, FinishReason, Step
+from mlxgen.generation.request import Request
+
+FinishReason = Literal["stop", "length", "context"]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A token that could have been chosen.
+
+    probability is the model's; rule_probability is what the sampling rules made of it, 0 where they cut it.
+    """
+
+    token: int
+    text: str
+    probability: float
+    rule_probability: float
+
+    @property
+    def kept(self) -> bool:
+        return self.rule_probability > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One chosen token.
+
+    text: what became certain with it; empty while a character or a possible stop text is incomplete, and for the end
+    token. logprob: natural log of the token's probability under the model itself. context_length: tokens in the
+    context, this one included. cache_length: positions in the cache, one fewer until the cache rotates or slides.
+    finish_reason: why it was the last, or None. guessed: whether it was guessed, and so needed no pass of its own.
+    guesses: how many guesses a pass checked, told with the first token that one was made for.
+    """
+
+    index: int
+    token: int
+    text: str
+    logprob: float
+    candidates: tuple[Candidate, ...]
+    context_length: int
+    cache_length: int
+    finish_reason: FinishReason | None
+    guessed: bool = False
+    guesses: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +95,14 @@ class Generation:
 
 
 class Recorder:
-    """Collects a request's steps into a Generation. Made before the first step, so that it can time the prompt.
+    """Collects the steps of a request into a Generation. Made before the first step, so that it can time the prompt.
 
-    alone: whether the peak of memory is measured from here on; requests at the same time share theirs.
+    prompt_tokens: the ids that are processed for this request. alone: whether the peak of memory is measured from here
+    on; requests that run at the same time share theirs.
     """
 
-    def __init__(
-        self, prompt: str | Sequence[int], prompt_tokens: Sequence[int], seed: int, *, alone: bool = True
-    ) -> None:
-        self._prompt = prompt if isinstance(prompt, str) else [int(token) for token in prompt]
-        self._prompt_tokens, self._seed = list(prompt_tokens), seed
+    def __init__(self, request: Request, prompt_tokens: Sequence[int], *, alone: bool = True) -> None:
+        self._request, self._prompt_tokens = request, list(prompt_tokens)
         self._steps: list[Step] = []
         self._start = self._first = self._last = time.perf_counter()
         if alone:
@@ -73,18 +114,18 @@ class Recorder:
             self._first = self._last
         self._steps.append(step)
 
-    def finish(self) -> Generation:
+    def record(self) -> Generation:
         """The record so far; an interrupted answer counts as stopped."""
         reason = self._steps[-1].finish_reason or "stop" if self._steps else "context"
         return Generation(
-            prompt=self._prompt,
+            prompt=self._request.prompt,
             prompt_tokens=self._prompt_tokens,
             text="".join(step.text for step in self._steps),
             tokens=[step.token for step in self._steps],
             logprobs=[step.logprob for step in self._steps],
             candidates=[step.candidates for step in self._steps if step.candidates],
             finish_reason=reason,
-            seed=self._seed,
+            seed=self._request.seed,
             prompt_seconds=self._first - self._start,
             generation_seconds=self._last - self._first,
             peak_memory=mx.get_peak_memory(),

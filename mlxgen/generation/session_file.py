@@ -15,16 +15,17 @@ import os
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_unflatten
 
 from mlxgen.errors import MlxgenError, OptionError
+from mlxgen.generation.context import ContextState
 from mlxgen.generation.fingerprint import array_bytes, fingerprint
-from mlxgen.generation.session import Session
+from mlxgen.generation.request import ContextOptions
 from mlxgen.generation.sliding import Slide
 from mlxgen.model import Model
 from mlxgen.network.cache import KVCache, RotatingKVCache
@@ -45,6 +46,7 @@ ITEM_SIZES = {
     "U8": 1,
     "BOOL": 1,
 }
+S = TypeVar("S")
 CLASSES: Mapping[str, Callable[..., Any]] = {"KVCache": KVCache, "RotatingKVCache": RotatingKVCache}
 
 
@@ -52,8 +54,8 @@ class SessionFileError(MlxgenError):
     """A session file that cannot be read or written, or that belongs to another model."""
 
 
-def write(session: Session, path: str | Path, notes: Mapping[str, Any] | None = None) -> Path:
-    """Save a session; returns the path, to which .safetensors is added where it is missing.
+def write(state: ContextState, model: Model, path: str | Path, notes: Mapping[str, Any] | None = None) -> Path:
+    """Save a session's state; returns the path, to which .safetensors is added where it is missing.
 
     notes: what the caller wants back from read(), as JSON. The file is written beside its place and renamed into it,
     so that an older one there stays whole until the new one is. Only a session or an mlx-lm prompt cache is replaced.
@@ -61,27 +63,25 @@ def write(session: Session, path: str | Path, notes: Mapping[str, Any] | None = 
     """
     path = _with_suffix(Path(path))
     _check_place(path)
-    if session.surplus:  # in the midst of an answer
-        session = session.fork()
-    for layer in session.cache:
+    for layer in state.cache:
         if type(layer).__name__ not in CLASSES:
             raise OptionError(f"a session on a {type(layer).__name__} cannot be saved; use mlxgen's own cache")
     scalars: list[Any] = [""]  # mlx-lm's list of which arrays are none; it starts with an empty entry
     arrays: dict[str, mx.array] = {}
-    for name, value in tree_flatten([_state(layer) for layer in session.cache]):
+    for name, value in tree_flatten([_layer_state(layer) for layer in state.cache]):
         if not isinstance(value, mx.array):
             scalars.append((name, "none" if value is None else "scalar"))
         arrays[name] = value if isinstance(value, mx.array) else mx.array([] if value is None else value)
     own = {
         "mlxgen": FORMAT,
-        "model": fingerprint(session.model),
-        "model_name": session.model.name,
-        "tokens": json.dumps(session.tokens, separators=(",", ":")),
-        "session": json.dumps(_facts(session)),
+        "model": fingerprint(model),
+        "model_name": model.name,
+        "tokens": json.dumps(state.tokens, separators=(",", ":")),
+        "session": json.dumps(_facts(state)),
         "notes": json.dumps(dict(notes or {})),
     }
     own["digest"] = _digest(arrays, own)
-    metadata = dict(tree_flatten([own, [type(layer).__name__ for layer in session.cache], scalars]))
+    metadata = dict(tree_flatten([own, [type(layer).__name__ for layer in state.cache], scalars]))
     part = path.with_name(f".{path.stem}.{os.getpid()}.part{SUFFIX}")
     _sweep(path)
     try:
@@ -99,8 +99,11 @@ def write(session: Session, path: str | Path, notes: Mapping[str, Any] | None = 
     return path
 
 
-def read(path: str | Path, model: Model) -> tuple[Session, dict[str, Any]]:
-    """A session and the notes that were saved with it. Raises SessionFileError with the reason."""
+def read(path: str | Path, model: Model, build: Callable[[ContextState], S]) -> tuple[S, dict[str, Any]]:
+    """What `build` makes of the saved state, and the notes that were saved with it.
+
+    Raises SessionFileError with the reason, also where `build` raises ValueError.
+    """
     path = Path(path)
     if not path.exists():
         path = _with_suffix(path)
@@ -123,12 +126,9 @@ def read(path: str | Path, model: Model) -> tuple[Session, dict[str, Any]]:
         states = _states(arrays, list(scalars)[1:])
         if "mlxgen" in own:
             _check_own(path, model, arrays, own)
-        caches = _caches(path, model, [str(name) for name in classes], states)
-        return (
-            (_restored(model, caches, own), json.loads(own["notes"]))
-            if "mlxgen" in own
-            else (_foreign(model, caches), {})
-        )
+        cache = _caches(path, model, [str(name) for name in classes], states)
+        state = _own_state(cache, own) if "mlxgen" in own else _foreign_state(cache)
+        return build(state), json.loads(own["notes"]) if "mlxgen" in own else {}
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         _refuse(path, f"its entries make no session ({error})")
 
@@ -142,52 +142,38 @@ def _check_own(path: Path, model: Model, arrays: Mapping[str, mx.array], own: Ma
         _refuse(path, "its contents were changed after it was saved")
 
 
-def _facts(session: Session) -> dict[str, Any]:
-    return {
-        "processed": session.processed,
-        "unknown": session.unknown,
-        "max_kv_size": session.max_kv_size,
-        "cache_keep": session.cache_keep,
-        "keep": session.keep,
-        "overflow": session.overflow,
-        "prefill_chunk": session.prefill_chunk,
-        "breaks": session.breaks,
-        "slides": session.slides,
-        "slide": asdict(session.slide) if session.slide else None,
-    }
+def _facts(state: ContextState) -> dict[str, Any]:
+    """The state's entries that JSON holds as they are."""
+    return {name: value for name, value in asdict(replace(state, cache=[])).items() if name not in ("cache", "tokens")}
 
 
-def _restored(model: Model, caches: list[Any], own: Mapping[str, str]) -> Session:
+def _own_state(cache: list[Any], own: Mapping[str, str]) -> ContextState:
     facts = json.loads(own["session"])
-    session = Session(
-        model,
-        max_kv_size=facts["max_kv_size"],
-        keep=facts["cache_keep"],
-        overflow=facts["overflow"],
-        prefill_chunk=facts["prefill_chunk"],
-    )
-    session.keep, session.breaks = int(facts["keep"]), [int(at) for at in facts["breaks"]]
-    session.unknown, session.processed, session.slides = facts["unknown"], facts["processed"], facts["slides"]
-    session.slide = Slide(**facts["slide"]) if facts["slide"] else None
-    session.extend(json.loads(own["tokens"]))
-    slid = session.slide
-    held = session.unknown + session.processed - (slid.at - slid.size if slid else 0)
-    if not 0 <= session.processed <= len(session.tokens) or any(layer.offset != held for layer in caches):
-        raise ValueError("the cache does not match the tokens")
-    session.cache = caches
-    return session
+    facts["options"] = ContextOptions(**facts["options"])
+    facts["slide"] = Slide(**facts["slide"]) if facts["slide"] else None
+    facts["slide_points"] = [int(at) for at in facts["slide_points"]]
+    return ContextState(tokens=json.loads(own["tokens"]), cache=cache, **facts)
 
 
-def _foreign(model: Model, caches: list[Any]) -> Session:
+def _foreign_state(cache: list[Any]) -> ContextState:
     """A cache whose tokens nobody wrote down: it can be continued, but neither slide nor go back before its end."""
-    first = caches[0]
+    first = cache[0]
     rotating = isinstance(first, RotatingKVCache)
-    session = Session(model, max_kv_size=first.max_size if rotating else None, keep=first.keep if rotating else 0)
-    session.cache, session.unknown = caches, int(first.offset)
-    return session
+    options = ContextOptions(first.max_size, first.keep) if rotating else ContextOptions()
+    return ContextState(
+        options=options,
+        tokens=[],
+        untracked=int(first.offset),
+        processed=0,
+        slide_keep=options.keep,
+        slide_points=[],
+        slides=0,
+        slide=None,
+        cache=cache,
+    )
 
 
-def _state(layer: Any) -> tuple[Any, ...]:
+def _layer_state(layer: Any) -> tuple[Any, ...]:
     """A layer's state without the spare room of its buffers."""
     keys, values, *rest = layer.state
     if keys is None:

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import copy
-import random
-import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
 
-from mlxgen.errors import OptionError, check_whole
 from mlxgen.sampling.samplers import (
     Sampling,
     apply_bias,
     apply_penalties,
     apply_rules,
-    check_bias,
     draw,
     draw_or_accept,
     greedy,
@@ -24,6 +20,7 @@ from mlxgen.sampling.samplers import (
 from mlxgen.sampling.softmax import log_softmax, softmax
 
 LogitsProcessor = Callable[[mx.array, mx.array], mx.array]
+Watch = Callable[[mx.array, mx.array, "mx.array | None", "Choice"], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +32,11 @@ class Choice:
     finite: mx.array  # bool [], whether all logits are numbers, and processors and bias left some token
     top: tuple[mx.array, ...]  # the candidates' ids, log-probabilities, and probabilities under the rules, each [N]
     from_model: mx.array  # bool [], whether the logits were numbers as they came out of the model
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        """What has to be evaluated to read the choice."""
+        return [self.token, self.logprob, self.finite, *self.top]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,8 @@ class Chooser:
     """Applies one request's sampling rules step after step, and splits its key once a step.
 
     context: the tokens before the first choice, for penalties and processors. candidates: how many of the most
-    probable tokens each choice reports. Raises OptionError.
+    probable tokens each choice reports. watch: called after each choice with its float32 logits [1, V], the logits
+    after processors, penalties and bias, the step's key (None for greedy) and the choice.
     """
 
     def __init__(
@@ -61,13 +64,9 @@ class Chooser:
         *,
         processors: Sequence[LogitsProcessor] = (),
         candidates: int = 0,
+        watch: Watch | None = None,
     ) -> None:
-        check_whole("logprobs", candidates, 0)
-        if not isinstance(processors, Sequence) or not all(map(callable, processors)):
-            raise OptionError("logits_processors must be a list of callables (tokens, logits) -> logits")
-        if sampling.logit_bias:
-            check_bias(sampling.logit_bias, vocab_size)
-        self._sampling, self._processors = sampling, tuple(processors)
+        self._sampling, self._processors, self._watch = sampling, tuple(processors), watch
         self._candidates = min(candidates, vocab_size)
         self._key = mx.random.key(seed)
         self._tokens = mx.array(list(context), dtype=mx.int32) if self._processors else None
@@ -82,6 +81,7 @@ class Chooser:
         logits = logits.astype(mx.float32)
         logprobs = log_softmax(logits)  # [1, V]
         ruled = adjusted = self._adjust(logits)
+        key = None
         if self._sampling.greedy:
             token = greedy(ruled)
             ruled = apply_rules(ruled, self._sampling) if self._candidates else ruled
@@ -96,7 +96,16 @@ class Chooser:
         finite = from_model = mx.all(mx.isfinite(logprobs))
         if adjusted is not logits:  # -inf may leave out tokens, but not all of them
             finite = from_model & mx.isfinite(mx.max(adjusted)) & ~mx.any(mx.isnan(adjusted))
-        return Choice(token, logprob, finite, self._top(logits, logprobs, ruled), from_model)
+        choice = Choice(token, logprob, finite, self._top(logits, logprobs, ruled), from_model)
+        if self._watch:
+            self._watch(logits, adjusted, key, choice)
+        return choice
+
+    @property
+    def state(self) -> list[mx.array]:
+        """What the next choice depends on, to be evaluated with this one: MLX's streams belong to a thread, and the
+        next step may be asked for from another one."""
+        return [array for array in (self._key, self._tokens, self._counts) if array is not None]
 
     def fork(self) -> Chooser:
         """One that chooses on by the same rules, to guess with.
@@ -104,7 +113,7 @@ class Chooser:
         A caller's processors are left out: they may count how often they are called.
         """
         other = copy.copy(self)  # its arrays are replaced and never written to
-        other._processors, other._tokens = (), None
+        other._processors, other._tokens, other._watch = (), None, None
         return other
 
     def guess(self, logits: mx.array) -> Guess:
@@ -151,21 +160,3 @@ def token_counts(context: Sequence[int], vocab_size: int) -> mx.array:
     for token in context:
         counts[token] += 1
     return mx.array([counts])
-
-
-def checked_seed(seed: int | None) -> int:
-    """The seed itself, or a fresh one. Raises OptionError unless it is a whole number from 0 to 2^63 - 1."""
-    if seed is None:
-        return secrets.randbits(32)
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
-        raise OptionError(f"seed must be a whole number from 0 to 2^63 - 1, not {seed!r}")
-    return seed
-
-
-def sample_seeds(seed: int | None, num_samples: int) -> list[int]:
-    """A seed for each of several samples of one request: the first is the request's own, the others follow from it."""
-    if num_samples < 1:
-        raise OptionError(f"num_samples must be at least 1, not {num_samples}")
-    first = checked_seed(seed)
-    others = random.Random(first)
-    return [first, *(others.getrandbits(32) for _ in range(num_samples - 1))]

@@ -28,8 +28,8 @@ class StopText:
     def __init__(self, stops: str | Sequence[str] = ()) -> None:
         if not isinstance(stops, Iterable):
             raise OptionError(f"a stop text must be text, not {stops!r}")
-        self._stops = (stops,) if isinstance(stops, str) else tuple(stops)
-        for stop in self._stops:
+        self.stops = (stops,) if isinstance(stops, str) else tuple(stops)
+        for stop in self.stops:
             if not isinstance(stop, str):
                 raise OptionError(f"a stop text must be text, not {stop!r}")
             if not stop:
@@ -43,11 +43,11 @@ class StopText:
             return ""
         # What is held is the longest end that may become a stop text, so no stop text begins before it.
         text = self._held + text
-        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
+        found = [(at + len(stop), at) for stop in self.stops if (at := text.find(stop)) >= 0]
         if found:
             self.hit, self._held = True, ""
             return text[: min(found)[1]]
-        safe = len(text) - unfinished(text, self._stops)
+        safe = len(text) - unfinished(text, self.stops)
         self._held = text[safe:]
         return text[:safe]
 

@@ -8,10 +8,9 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from mlxgen.generation.session import Session
-from mlxgen.network.decoder import GPT2
+from mlxgen.generation.cached_context import CachedContext
 from mlxgen.tracing.record import HeadAttention, LensEntry
-from mlxgen.tracing.statistics import row, softmax, token_text
+from mlxgen.tracing.statistics import softmax, to_float64, token_text
 
 
 class ReadOnly:
@@ -26,8 +25,7 @@ class ReadOnly:
 
 
 def look_inside(
-    session: Session,
-    decoder: GPT2,
+    context: CachedContext,
     newest: mx.array | None,
     chosen: int,
     lens: bool,
@@ -38,11 +36,11 @@ def look_inside(
     rows: list[HeadAttention] = []
     if newest is None or not (lens or heads):
         return entries, rows
-    tokenizer = session.model.tokenizer
-    in_order = np.argsort(held_tokens(session))
-    x = decoder.model.wte(newest[0]) + decoder.model.wpe(mx.array([session.cache[0].offset - 1]))  # [1, D]
+    decoder, tokenizer = context.model.decoder, context.model.tokenizer
+    in_order = np.argsort(held_tokens(context))
+    x = decoder.model.wte(newest[0]) + decoder.model.wpe(mx.array([context.cache[0].offset - 1]))  # [1, D]
     for layer, block in enumerate(decoder.layers):
-        cache = ReadOnly(session.cache[layer])
+        cache = ReadOnly(context.cache[layer])
         asked = [head for at, head in heads if at == layer]
         if asked:
             n_head, D = block.attn.n_head, x.shape[-1]
@@ -52,17 +50,17 @@ def look_inside(
             rows += [HeadAttention(layer, head, weights[head][in_order].tolist()) for head in asked]
         x = block(x, cache=cache)
         if lens:
-            p = softmax(row(decoder.head(decoder.model.ln_f(x))))
+            p = softmax(to_float64(decoder.head(decoder.model.ln_f(x))))
             best = int(p.argmax())
             entries.append(LensEntry(layer, best, token_text(tokenizer, best), float(p[best]), float(p[chosen])))
     return entries, rows
 
 
-def held_tokens(session: Session) -> list[int]:
+def held_tokens(context: CachedContext) -> list[int]:
     """The context's token behind each slot of the cache, in the order of the slots."""
-    cache, slide = session.cache[0], session.slide
+    cache, slide = context.cache[0], context.slide
     rebuilt = [] if slide is None else [*range(slide.keep), *range(slide.start, slide.at)]
-    behind = session.processed - cache.offset  # how much later a token stands in the context than in the cache
+    behind = context.processed - cache.offset  # how much later a token stands in the context than in the cache
     return [rebuilt[at] if at < len(rebuilt) else at + behind for at in slot_positions(cache)]
 
 

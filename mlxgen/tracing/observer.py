@@ -1,6 +1,6 @@
-"""Watchers of the loop: the real decoder and chooser, which also write down what passes through them.
+"""The observer of a traced answer: it writes down what passes through the loop.
 
-They wait for the device after each stage, so that its time can be told; nothing else about the loop changes.
+It waits for the device after each stage, so that the stage's time is known; nothing else about the loop changes.
 """
 
 from __future__ import annotations
@@ -8,15 +8,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
-from mlxgen.generation.session import Session
-from mlxgen.network.decoder import GPT2
-from mlxgen.sampling.chooser import Choice, Chooser, Guess
-from mlxgen.sampling.samplers import rules
+from mlxgen.generation.cached_context import CachedContext
+from mlxgen.sampling.chooser import Choice
+from mlxgen.sampling.samplers import Sampling, rules
 from mlxgen.tracing.lens import held_tokens, look_inside
 from mlxgen.tracing.record import (
     CacheState,
@@ -27,7 +25,7 @@ from mlxgen.tracing.record import (
     TracedCandidate,
     spans,
 )
-from mlxgen.tracing.statistics import Row, entropy, random_number, rest_of, row, softmax, token_text
+from mlxgen.tracing.statistics import Vector, entropy, random_number, rest_of, softmax, to_float64, token_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,94 +53,66 @@ class Seen:
     sample_seconds: float
 
 
-class WatchedDecoder:
-    """The decoder itself, timed. unwatched: without the clock; newest: the last processed position's ids [1, 1]."""
+class TraceObserver:
+    """See mlxgen.generation.observer. seen: an entry for each choice; ended: when the newest one was made.
 
-    def __init__(self, decoder: GPT2) -> None:
-        self.unwatched = decoder
-        self.newest: mx.array | None = None
-        self.hidden_seconds = self.head_seconds = 0.0
+    top: how many candidates are kept; lens, heads: what is looked at inside the network.
+    """
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.unwatched, name)
-
-    def hidden(self, ids: mx.array, cache: Sequence[Any] | None = None) -> mx.array:
-        began = time.perf_counter()
-        hidden = self.unwatched.hidden(ids, cache)
-        mx.eval(hidden)
-        self.hidden_seconds += time.perf_counter() - began
-        self.newest = ids[:, -1:]
-        return hidden
-
-    def head(self, hidden: mx.array) -> mx.array:
-        began = time.perf_counter()
-        logits = self.unwatched.head(hidden)
-        mx.eval(logits)
-        self.head_seconds += time.perf_counter() - began
-        return logits
-
-    def take_seconds(self) -> tuple[float, float]:
-        """The time in the layers and in the head since the last call."""
-        seconds = self.hidden_seconds, self.head_seconds
-        self.hidden_seconds = self.head_seconds = 0.0
-        return seconds
-
-
-class WatchedChooser(Chooser):
-    """The chooser itself, which keeps the logits between its rules and the cache as it then was."""
-
-    def __init__(
-        self,
-        *args: Any,
-        session: Session,
-        top: int,
-        lens: bool,
-        heads: Sequence[tuple[int, int]],
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(*args, **kwargs)
-        self._session, self._top_n, self._lens, self._heads = session, top, lens, heads
-        self._decoder: Any = session.model.decoder
+    def __init__(self, sampling: Sampling, *, top: int, lens: bool, heads: Sequence[tuple[int, int]]) -> None:
+        self._sampling, self._top, self._lens, self._heads = sampling, top, lens, heads
+        self._newest: mx.array | None = None  # the last processed position's ids [1, 1]
         self._cache_length = self._processed = self._slides = 0
-        self._adjusted: mx.array | None = None
-        self._key_used: mx.array | None = None
+        self._layers_seconds = self._head_seconds = 0.0  # since the last choice
+        self._clock = 0.0  # when the stage under way began
         self.seen: list[Seen] = []
         self.ended = time.perf_counter()
 
-    def __call__(self, logits: mx.array, guess: Guess | None = None) -> Choice:
-        transformer, head = self._decoder.take_seconds()
-        self._key_used = None
-        began = time.perf_counter()
-        choice = super().__call__(logits, guess)
-        mx.eval(choice.token, choice.logprob, choice.finite)
-        seconds = (transformer, head, time.perf_counter() - began)
-        if choice.finite.item():  # else the loop will say so
-            self.seen.append(self._look(logits, choice, seconds))
+    def before_layers(self, ids: mx.array) -> None:
+        self._newest, self._clock = ids[:, -1:], time.perf_counter()
+
+    def after_layers(self, hidden: mx.array) -> None:
+        self._layers_seconds += self._lap(hidden)
+
+    def after_head(self, logits: mx.array) -> None:
+        self._head_seconds += self._lap(logits)
+
+    def after_choice(
+        self, context: CachedContext, logits: mx.array, adjusted: mx.array, key: mx.array | None, choice: Choice
+    ) -> None:
+        seconds = (self._layers_seconds, self._head_seconds, self._lap(*choice.arrays))
+        self._layers_seconds = self._head_seconds = 0.0
+        if choice.finite.item():  # else the loop reports it
+            self.seen.append(self._look(context, logits, adjusted, key, choice, seconds))
         self.ended = time.perf_counter()
-        return choice
 
-    def _adjust(self, logits: mx.array) -> mx.array:
-        self._adjusted = super()._adjust(logits)
-        return self._adjusted
+    def _lap(self, *arrays: mx.array) -> float:
+        """Wait for the arrays; the seconds since the last stage ended."""
+        mx.eval(*arrays)
+        began, self._clock = self._clock, time.perf_counter()
+        return self._clock - began
 
-    def _next_key(self) -> mx.array:
-        self._key_used = super()._next_key()
-        return self._key_used
-
-    def _look(self, logits: mx.array, choice: Choice, seconds: tuple[float, float, float]) -> Seen:
-        assert self._adjusted is not None
-        session, chosen = self._session, int(np.array(choice.token)[0])
-        processed = session.processed - self._processed
-        cache = self._cache_state()
-        raw, adjusted = row(logits), row(self._adjusted)
-        effects, stages = self._stages(raw, adjusted)
+    def _look(
+        self,
+        context: CachedContext,
+        logits: mx.array,
+        adjusted_logits: mx.array,
+        key: mx.array | None,
+        choice: Choice,
+        seconds: tuple[float, float, float],
+    ) -> Seen:
+        chosen = int(np.array(choice.token)[0])
+        processed = context.processed - self._processed
+        cache = self._cache_state(context)
+        raw, adjusted = to_float64(logits), to_float64(adjusted_logits)
+        effects, stages = self._stages(raw, adjusted, adjusted_logits)
         ruled = stages[-1][1]
         tempered = next((after for name, after in stages if name == "temperature"), adjusted)
         order = np.argsort(-adjusted, kind="stable")
-        top = [int(token) for token in order[: self._top_n] if np.isfinite(adjusted[token])]
+        top = [int(token) for token in order[: self._top] if np.isfinite(adjusted[token])]
         top += [] if chosen in top else [chosen]
         p, tempered_p, rule_p = softmax(raw), softmax(tempered), softmax(ruled)
-        tokenizer = session.model.tokenizer
+        tokenizer = context.model.tokenizer
         candidates = [
             TracedCandidate(
                 token=token,
@@ -158,12 +128,10 @@ class WatchedChooser(Chooser):
         ]
         end = float(rule_p[: chosen + 1].sum())
         interval = (end - float(rule_p[chosen]), end)
-        lens, attention = look_inside(
-            session, self._decoder.unwatched, self._decoder.newest, chosen, self._lens, self._heads
-        )
+        lens, attention = look_inside(context, self._newest, chosen, self._lens, self._heads)
         return Seen(
             processed=processed,
-            context_length=session.processed,
+            context_length=context.processed,
             cache=cache,
             lens=lens,
             attention=attention,
@@ -172,8 +140,8 @@ class WatchedChooser(Chooser):
             candidates=candidates,
             rest=rest_of(adjusted, p, rule_p, top),
             rules=effects,
-            key=None if self._key_used is None else [int(word) for word in np.array(self._key_used)],
-            random=random_number(self._key_used),
+            key=None if key is None else [int(word) for word in np.array(key)],
+            random=random_number(key),
             interval=interval,
             chosen=chosen,
             rank=1 + int((raw > raw[chosen]).sum() + (raw[:chosen] == raw[chosen]).sum()),
@@ -183,34 +151,33 @@ class WatchedChooser(Chooser):
             sample_seconds=seconds[2],
         )
 
-    def _stages(self, raw: Row, adjusted: Row) -> tuple[list[RuleEffect], list[tuple[str, Row]]]:
+    def _stages(
+        self, raw: Vector, adjusted: Vector, after: mx.array
+    ) -> tuple[list[RuleEffect], list[tuple[str, Vector]]]:
         """Each rule's effect, and the logits after it: the chooser's own rules, one after another."""
         effects, stages = [], [("adjust", adjusted)]
         if not np.array_equal(raw, adjusted):
             kept = np.isfinite(adjusted)
             effects.append(RuleEffect("adjust", None, int(kept.sum()), float(softmax(raw)[kept].sum())))
-        assert self._adjusted is not None
-        after = self._adjusted
         for name, value, rule in rules(self._sampling):
             before, after = softmax(stages[-1][1]), rule(after, value)
-            stages.append((name, row(after)))
+            stages.append((name, to_float64(after)))
             kept = np.isfinite(stages[-1][1])
             effects.append(RuleEffect(name, float(value), int(kept.sum()), float(before[kept].sum())))
         return effects, stages
 
-    def _cache_state(self) -> CacheState:
-        session = self._session
-        cache, held = session.cache[0], sorted(held_tokens(session))
+    def _cache_state(self, context: CachedContext) -> CacheState:
+        cache, held = context.cache[0], sorted(held_tokens(context))
         state = CacheState(
-            layers=len(session.cache),
+            layers=len(context.cache),
             before=self._cache_length,
-            after=session.cache_length,
+            after=context.cache_length,
             held=spans(held),
-            dropped=spans(sorted(set(range(session.processed)) - set(held))),
-            pinned=min(session.keep, len(held)) if session.keep else 0,
-            slid=session.slides > self._slides,
+            dropped=spans(sorted(set(range(context.processed)) - set(held))),
+            pinned=min(context.slide_keep, len(held)),
+            slid=context.slides > self._slides,
             layer_bytes=cache.nbytes // max(cache.state[0].shape[2], 1) * len(held),
-            allocated_bytes=sum(layer.nbytes for layer in session.cache),
+            allocated_bytes=sum(layer.nbytes for layer in context.cache),
         )
-        self._cache_length, self._processed, self._slides = session.cache_length, session.processed, session.slides
+        self._cache_length, self._processed, self._slides = context.cache_length, context.processed, context.slides
         return state

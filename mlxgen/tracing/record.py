@@ -10,7 +10,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from mlxgen.generation.loop import FinishReason
+from mlxgen.generation.results import FinishReason
 
 Span = tuple[int, int]
 

@@ -13,7 +13,7 @@ from mlxgen.text.detokenizer import byte_alphabet, piece_bytes
 from mlxgen.text.tokenizer import Tokenizer
 from mlxgen.tracing.record import Rest, Token
 
-Row = npt.NDArray[np.float64]  # one number for each token of the vocabulary
+Vector = npt.NDArray[np.float64]  # one number for each token of the vocabulary
 
 BANDS = 24  # groups of the rest: their mass is then right to about 1e-4 at any usual temperature
 PROBES, PROBED = 8, 100  # draws, each of so many tokens, that tell how MLX draws
@@ -21,7 +21,7 @@ ROUNDING = 1e-4  # MLX adds probabilities up in float32
 _ALPHABET = byte_alphabet()
 
 
-def rest_of(adjusted: Row, p: Row, rule_p: Row, top: list[int]) -> Rest:
+def rest_of(adjusted: Vector, p: Vector, rule_p: Vector, top: list[int]) -> Rest:
     others = np.ones(len(adjusted), bool)
     others[top] = False
     logits = adjusted[others & np.isfinite(adjusted)]
@@ -49,7 +49,7 @@ def random_number(key: mx.array | None) -> float | None:
 def draws_along_a_line(device: str) -> bool:
     """Whether every draw of a few known ones is the token that the key's random number falls on."""
     logits = mx.sin(mx.arange(PROBED, dtype=mx.float32))[None]
-    p = softmax(row(logits))
+    p = softmax(to_float64(logits))
     ends = np.cumsum(p)
     for seed in range(PROBES):
         key = mx.random.key(seed)
@@ -75,16 +75,16 @@ def token_text(tokenizer: Tokenizer, token: int) -> str:
     return " " + text if piece.startswith("▁") and not text.startswith(" ") else text
 
 
-def row(logits: mx.array) -> Row:
+def to_float64(logits: mx.array) -> Vector:
     return np.array(logits.astype(mx.float32)).reshape(-1).astype(np.float64)
 
 
-def softmax(logits: Row) -> Row:
-    powers: Row = np.exp(logits - logits.max())
+def softmax(logits: Vector) -> Vector:
+    powers: Vector = np.exp(logits - logits.max())
     return powers / powers.sum()
 
 
-def entropy(p: Row) -> float:
+def entropy(p: Vector) -> float:
     """In bits."""
     some = p[p > 0]
     return float(max(0.0, -(some * np.log2(some)).sum()))

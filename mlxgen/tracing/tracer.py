@@ -5,18 +5,15 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from typing import Any, Unpack, cast
+from dataclasses import asdict, replace
+from typing import Any, Unpack
 
-from mlxgen.errors import OptionError
-from mlxgen.generation.answer import SAMPLING, SESSION, Options, generate, prompt_ids, refuse_guesses, session_steps
-from mlxgen.generation.loop import Step
-from mlxgen.generation.session import Session
+from mlxgen.errors import OptionError, check_whole
+from mlxgen.generation.answer import answer
+from mlxgen.generation.request import Options, Request, check_options, refuse_guesses
+from mlxgen.generation.results import Step
 from mlxgen.model import Model
-from mlxgen.network.decoder import GPT2
-from mlxgen.sampling.chooser import checked_seed
-from mlxgen.sampling.samplers import Sampling
-from mlxgen.tracing.observer import Seen, WatchedChooser, WatchedDecoder
+from mlxgen.tracing.observer import Seen, TraceObserver
 from mlxgen.tracing.record import Chosen, GreedyPath, Seconds, Trace, TracedStep
 from mlxgen.tracing.statistics import token_text, traced_token
 
@@ -41,30 +38,38 @@ def trace(
     attention from the newest position is recorded. candidates: how many of the highest logits each step keeps.
     greedy_path: also generate greedily from the same prompt, to compare with. Raises what stream() raises.
     """
-    began = time.perf_counter()
     if "max_tokens" in options:
         raise OptionError("a trace takes steps=, not max_tokens=")
-    refuse_guesses(options, "checks several tokens in one pass: leave it out of a trace, which shows each step")
-    if candidates < 1:
-        raise OptionError(f"candidates must be at least 1, not {candidates}")
+    options["max_tokens"] = steps
+    request = check_options(**options)
+    return trace_request(
+        model, request, prompt, lens=lens, attention=attention, candidates=candidates, greedy_path=greedy_path
+    )
+
+
+def trace_request(
+    model: Model,
+    request: Request,
+    prompt: str | Sequence[int],
+    *,
+    lens: bool = False,
+    attention: Iterable[tuple[int, int]] = (),
+    candidates: int = TOP,
+    greedy_path: bool = True,
+) -> Trace:
+    """As trace(), for a request that is checked already and says how many tokens to generate."""
+    began = time.perf_counter()
+    refuse_guesses(request, "checks several tokens in one pass: leave it out of a trace, which shows each step")
+    check_whole("candidates", candidates, 1)
     heads = checked_heads(model, attention)
-    options["max_tokens"], options["logprobs"] = steps, 0
-    options["seed"] = seed = checked_seed(options.get("seed"))
-    ids = prompt_ids(model, prompt)
-    watched = replace(model, decoder=cast(GPT2, WatchedDecoder(model.decoder)))
-    session = Session(watched, **_of(options, SESSION))
-    session.extend(ids)
+    request = replace(request, logprobs=0).with_prompt(model, prompt)
+    observer = TraceObserver(request.sampling, top=candidates, lens=lens, heads=heads)
+    steps = answer(model, request, observer)
     context_seconds = time.perf_counter() - began
-    choosers: list[WatchedChooser] = []
-
-    def chooser(*args: Any, **kwargs: Any) -> WatchedChooser:
-        choosers.append(WatchedChooser(*args, session=session, top=candidates, lens=lens, heads=heads, **kwargs))
-        return choosers[0]
-
     traced: list[TracedStep] = []
-    for step in session_steps(session, options, chooser):
-        append_seconds = time.perf_counter() - choosers[0].ended
-        seen = choosers[0].seen[step.index]
+    for step in steps:
+        append_seconds = time.perf_counter() - observer.ended
+        seen = observer.seen[step.index]
         seconds = Seconds(
             0.0 if traced else context_seconds,
             seen.transformer_seconds,
@@ -73,7 +78,6 @@ def trace(
             append_seconds,
         )
         traced.append(_step(model, step, seen, seconds, traced[-1].total_logprob if traced else 0.0))
-    sampling = Sampling(**_of(options, SAMPLING))
     config = model.config
     return Trace(
         model=model.name,
@@ -82,16 +86,16 @@ def trace(
         n_embd=config.n_embd,
         n_positions=config.n_positions,
         vocab_size=config.vocab_size,
-        options=_in_force(sampling, session, options),
+        options=_in_force(request),
         candidates=min(candidates, config.vocab_size),
-        seed=seed,
-        prompt=prompt if isinstance(prompt, str) else list(prompt),
-        prompt_tokens=[traced_token(model.tokenizer, token) for token in ids],
+        seed=request.seed,
+        prompt=request.prompt,
+        prompt_tokens=[traced_token(model.tokenizer, token) for token in request.ids],
         steps=traced,
         tokens=[traced_token(model.tokenizer, step.chosen.token) for step in traced],
         text="".join(step.text for step in traced),
-        finish_reason=(traced[-1].finish_reason or "stop") if traced else "context",
-        greedy=None if sampling.greedy or not greedy_path else _greedy_path(model, ids, options),
+        finish_reason=steps.generation.finish_reason,
+        greedy=None if request.sampling.greedy or not greedy_path else _greedy_path(model, request),
     )
 
 
@@ -107,20 +111,13 @@ def checked_heads(model: Model, attention: Iterable[tuple[int, int]]) -> list[tu
     return heads
 
 
-def _of(options: Options, names: Sequence[str]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if name in names}
-
-
-def _in_force(sampling: Sampling, session: Session, options: Options) -> dict[str, Any]:
-    """The options with their defaults, in what JSON can say: a banned token's bias is "-inf"."""
-    bias = {
-        str(token): value if math.isfinite(value) else "-inf" for token, value in (sampling.logit_bias or {}).items()
-    }
-    return (
-        {name: getattr(sampling, name) for name in SAMPLING}
-        | {"logit_bias": bias or None, "max_kv_size": options.get("max_kv_size")}
-        | {"keep": session.keep, "overflow": session.overflow}
-    )
+def _in_force(request: Request) -> dict[str, Any]:
+    """The sampling and cache options in what JSON can say: a banned token's bias is "-inf"."""
+    options = {**asdict(request.sampling), **asdict(request.context)}
+    del options["prefill_chunk"]
+    bias = (request.sampling.logit_bias or {}).items()
+    shown = {str(token): value if math.isfinite(value) else "-inf" for token, value in bias}
+    return {**options, "logit_bias": shown or None}
 
 
 def _step(model: Model, step: Step, seen: Seen, seconds: Seconds, total: float) -> TracedStep:
@@ -155,7 +152,6 @@ def _step(model: Model, step: Step, seen: Seen, seconds: Seconds, total: float) 
     )
 
 
-def _greedy_path(model: Model, ids: Sequence[int], options: Options) -> GreedyPath:
-    asked = cast(Options, {**options, "temperature": 0.0, "progress": None})
-    answer = generate(model, ids, **asked)
-    return GreedyPath(answer.tokens, [token_text(model.tokenizer, token) for token in answer.tokens], answer.logprobs)
+def _greedy_path(model: Model, request: Request) -> GreedyPath:
+    greedy = answer(model, request.changed(temperature=0.0, progress=None)).finish()
+    return GreedyPath(greedy.tokens, [token_text(model.tokenizer, token) for token in greedy.tokens], greedy.logprobs)

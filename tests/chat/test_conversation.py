@@ -15,6 +15,7 @@ from mlxgen.chat.conversation import Conversation
 from mlxgen.chat.templates import TemplateError, choose_template
 from mlxgen.cli.main import main
 from mlxgen.errors import MlxgenError, OptionError
+from mlxgen.generation.request import check_options
 from mlxgen.generation.session import Session
 from mlxgen.generation.session_file import SessionFileError
 from mlxgen.model import Model
@@ -52,8 +53,8 @@ def chatml(tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 def conversation(model: Model, template: str = "auto", *, system: str = "", keep: int | None = None, **options):
     session = Session(model, overflow="slide")
-    settings = {"max_tokens": 6, "ignore_eos": True} | options
-    return Conversation(session, choose_template(model, template), system=system, options=settings, seed=4, keep=keep)
+    request = check_options(**{"max_tokens": 6, "ignore_eos": True, **options})
+    return Conversation(session, choose_template(model, template), system=system, request=request, seed=4, keep=keep)
 
 
 def said(steps: Sequence) -> str:
@@ -65,7 +66,7 @@ def scripted(model: Model, talk: Conversation, text: str):
     ids = iter(model.tokenizer.encode(text))
     rows = mx.arange(model.config.vocab_size)
     force = lambda tokens, logits: mx.where(rows == next(ids, 0), 0.0, -1e9)[None]  # noqa: E731
-    talk.options["logits_processors"] = [force]
+    talk.request = talk.request.changed(logits_processors=[force])
 
 
 def test_templates_write_what_transformers_writes(tmp_path):
@@ -190,16 +191,21 @@ def test_a_refused_retry_or_edit_leaves_the_turn(model):
         said(talk.say(words))
     next_answer = said(talk.say("Three"))
     talk.undo()
-    answers, tokens, breaks = [turn.answer for turn in talk.turns], list(talk.session.tokens), [*talk.session.breaks]
+    answers, tokens, points = (
+        [turn.answer for turn in talk.turns],
+        list(talk.session.tokens),
+        [*talk.session.slide_points],
+    )
     nothing = lambda tokens, logits: logits - float("inf")  # noqa: E731
-    for changes in ({"temperature": -1}, {"logits_processors": [nothing]}):
+    bias = {model.config.vocab_size: 1.0}  # refused before the answer begins; the processor, at its first step
+    for changes in ({"logit_bias": bias}, {"logits_processors": [nothing]}):
         for again in (talk.retry, lambda: talk.edit("Other"), lambda: talk.say("Other")):
-            good, talk.options = talk.options, {**talk.options, **changes}
+            good, talk.request = talk.request, talk.request.changed(**changes)
             with pytest.raises(MlxgenError):
                 said(again())
-            talk.options = good
+            talk.request = good
             assert [turn.answer for turn in talk.turns] == answers
-            assert talk.session.tokens == tokens and talk.session.breaks == breaks
+            assert talk.session.tokens == tokens and talk.session.slide_points == points
     assert said(talk.say("Three")) == next_answer
     assert said(talk.edit("Four")) == said(talk.edit("Four")) and len(talk.turns) == 3
 
@@ -376,7 +382,7 @@ def test_a_rotating_cache_pins_the_system_text(folder, model, tmp_path, options,
     ran = chat(folder, f"hello\n/save {path}\n", *options)
     assert ran.exit_code == 0, ran.output
     session = Session.load(path, model)
-    assert session.cache_keep == pinned and [layer.keep for layer in session.cache] == [pinned]
+    assert session.options.keep == pinned and [layer.keep for layer in session.cache] == [pinned]
 
 
 def test_a_dim_line_says_once_when_a_rotating_cache_drops(folder):

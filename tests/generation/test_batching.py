@@ -13,6 +13,7 @@ import pytest
 import mlxgen
 from mlxgen.errors import ContextError, NumericError, OptionError
 from mlxgen.generation.batching import Failure, fitting_batch_size, outcomes
+from mlxgen.generation.context import Context
 
 from ..support import oracles
 from ..support.models import tiny_gpt2
@@ -66,9 +67,11 @@ def test_greedy_tokens_are_those_of_transformers(model: mlxgen.Model) -> None:
 def test_shuffled_and_split_inputs_give_the_same_answers(model: mlxgen.Model) -> None:
     rng = random.Random(0)
     requests = [
-        mlxgen.Request(
+        mlxgen.Prompt(
             "".join(rng.choices("abc the", k=rng.randint(1, 20))),
-            {"max_tokens": rng.randint(1, 9), "seed": rng.randrange(1000), "temperature": rng.choice([0, 0.7, 1.2])},
+            max_tokens=rng.randint(1, 9),
+            seed=rng.randrange(1000),
+            temperature=rng.choice([0, 0.7, 1.2]),
         )
         for _ in range(30)
     ]
@@ -82,7 +85,7 @@ def test_shuffled_and_split_inputs_give_the_same_answers(model: mlxgen.Model) ->
 
 
 def test_answers_come_when_they_are_finished_or_in_order(model: mlxgen.Model) -> None:
-    requests = [mlxgen.Request("a", {"max_tokens": n}) for n in (9, 2, 5)]
+    requests = [mlxgen.Prompt("a", max_tokens=n) for n in (9, 2, 5)]
     options = {"ignore_eos": True, "batch_size": 3}
     assert [a.index for a in mlxgen.batch(model, requests, **options)] == [1, 2, 0]  # type: ignore[arg-type]
     assert [a.index for a in mlxgen.batch(model, requests, ordered=True, **options)] == [0, 1, 2]  # type: ignore[arg-type]
@@ -105,12 +108,12 @@ def test_samples_share_the_prefill_and_have_the_seeds_of_generate(
     model: mlxgen.Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = []
-    prefill = mlxgen.Session.prefill
-    monkeypatch.setattr(mlxgen.Session, "prefill", lambda *given: (calls.append(1), prefill(*given))[1])
+    prefill = Context.prefill
+    monkeypatch.setattr(Context, "prefill", lambda *given: (calls.append(1), prefill(*given))[1])
     answers = list(mlxgen.batch(model, ["the king"], num_samples=5, seed=9, max_tokens=6, batch_size=2, ordered=True))
     assert len(calls) == 1
     monkeypatch.undo()
-    from mlxgen.sampling.chooser import sample_seeds
+    from mlxgen.generation.request import sample_seeds
 
     assert [a.sample for a in answers] == [0, 1, 2, 3, 4]
     assert [a.seed for a in answers] == sample_seeds(9, 5)
@@ -119,14 +122,14 @@ def test_samples_share_the_prefill_and_have_the_seeds_of_generate(
 
 
 def test_unwanted_samples_are_skipped(model: mlxgen.Model) -> None:
-    request = mlxgen.Request("a", {"seed": 1}, num_samples=4, skip=frozenset({0, 2}))
+    request = mlxgen.Prompt("a", seed=1, num_samples=4, skip=frozenset({0, 2}))
     assert [a.sample for a in mlxgen.batch(model, [request], ordered=True, max_tokens=2)] == [1, 3]
 
 
 def test_stop_texts_end_their_own_row(model: mlxgen.Model) -> None:
     free = mlxgen.generate(model, "the king", temperature=0, max_tokens=12, ignore_eos=True)
     stop = model.tokenizer.decode(free.tokens[4:6])
-    requests = [mlxgen.Request("the king", {"stop": stop}), "the king"]
+    requests = [mlxgen.Prompt("the king", stop=stop), "the king"]
     options = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
     stopped, whole = mlxgen.batch(model, requests, ordered=True, **options)  # type: ignore[arg-type]
     expected = mlxgen.generate(model, "the king", stop=stop, **options)  # type: ignore[arg-type]
@@ -136,7 +139,7 @@ def test_stop_texts_end_their_own_row(model: mlxgen.Model) -> None:
 
 def test_a_prompt_that_fails_does_not_stop_the_others(model: mlxgen.Model) -> None:
     passed_on = OptionError("as it came")
-    prompts = ["a", "z" * 25, passed_on, mlxgen.Request("a", {"top_k": 0}), [10**6], mlxgen.Request("a", {"keep": 1})]
+    prompts = ["a", "z" * 25, passed_on, mlxgen.Prompt("a", top_k=0), [10**6], mlxgen.Prompt("a", keep=1)]
     found = list(outcomes(model, [*prompts, "b"], ordered=True, max_tokens=2))
     assert [isinstance(outcome, Failure) for outcome in found] == [False, True, True, True, True, True, False]
     errors = [outcome.error for outcome in found if isinstance(outcome, Failure)]
@@ -156,7 +159,7 @@ def test_a_row_with_damaged_logits_fails_alone(model: mlxgen.Model) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(chooser.Chooser, "__call__", sometimes)
-        found = list(outcomes(model, [mlxgen.Request("a", {"logprobs": 1}), "b"], max_tokens=3, ordered=True))
+        found = list(outcomes(model, [mlxgen.Prompt("a", logprobs=1), "b"], max_tokens=3, ordered=True))
     assert isinstance(found[0], Failure) and isinstance(found[0].error, NumericError)
     assert not isinstance(found[1], Failure) and len(found[1].tokens) == 3
 

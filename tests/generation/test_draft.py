@@ -85,10 +85,10 @@ def test_a_drawn_guess_is_accepted_as_often_as_can_be_and_what_is_kept_is_the_mo
 def test_a_draft_session_stays_with_the_session_and_only_new_tokens_are_drafted_from(short_model, draft_model):
     session = Session(short_model, overflow="slide")
     first = session.generate([1, 2, 3], max_tokens=10, seed=1, draft=draft_model)
-    drafting = session.drafting
+    drafting = session.draft_context(draft_model)
     session.generate([9], max_tokens=10, seed=2, draft=draft_model)
-    assert session.drafting is drafting and first.guesses > 0
-    assert session.fork().drafting is None
+    assert session.draft_context(draft_model) is drafting and first.guesses > 0
+    assert session.fork().draft_context(draft_model) is not drafting
     session.rewind(5)
     plain = Session(short_model, overflow="slide")
     plain.extend(session.tokens)
@@ -132,9 +132,9 @@ def test_a_long_prompt_is_read_by_the_draft_after_the_first_token_is_out(build_m
     session = Session(model)
     steps = session.stream(list(range(40)), max_tokens=10, draft=draft, temperature=0)
     next(steps)
-    assert session.drafting.processed == 0
+    assert session.draft_context(draft).processed == 0
     assert sum(step.guesses for step in steps) > 0
-    assert session.drafting.processed > 40
+    assert session.draft_context(draft).processed > 40
 
 
 def test_a_draft_that_is_always_wrong_is_asked_less_and_less(model):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -12,9 +14,9 @@ from hypothesis import strategies as st
 import mlxgen
 from mlxgen.cli.main import main
 from mlxgen.errors import OptionError
-from mlxgen.generation.answer import session_steps
-from mlxgen.generation.context import MOST_GUESSES
+from mlxgen.generation.cached_context import MOST_GUESSES
 from mlxgen.generation.loop import steps
+from mlxgen.generation.request import check_options
 from mlxgen.generation.session import Session
 from mlxgen.sampling.chooser import Chooser, Guess
 from mlxgen.sampling.samplers import Sampling
@@ -58,14 +60,15 @@ def told_steps(model, prompt, plain, cache, rules, wrong_every, length, max_toke
     session.extend(prompt)
     choose = Chooser(Sampling(**rules), seed, session.tokens, model.config.vocab_size, candidates=2)
     told = Told([*prompt, *(step.token for step in plain)], wrong_every, length, session)
-    return session, told, steps(session, choose, max_tokens=max_tokens, guesser=told, **more)
+    request = check_options(**{"max_tokens": max_tokens, "ignore_eos": True, **more})
+    return session, told, steps(session, request, choose, told)
 
 
 def plain_steps(model, prompt, cache, rules, max_tokens, seed=1):
     session = Session(model, **cache)
     session.extend(prompt)
     options = {"max_tokens": max_tokens, "seed": seed, "logprobs": 2, "ignore_eos": True, **rules}
-    return session, list(session_steps(session, options))
+    return session, list(session.stream(**options))
 
 
 def same(got, expected):
@@ -126,7 +129,10 @@ def test_right_guesses_save_passes_and_wrong_ones_are_counted(short_model):
 @pytest.mark.parametrize("length", [1, 4, 15])
 def test_an_answer_ends_in_the_midst_of_guesses_as_it_would_without(short_model, how, length):
     _, plain = plain_steps(short_model, [7, 8], {}, {"temperature": 0}, 20)
-    more = {"stop": [plain[6].text]} if how == "stop text" else {"end_tokens": frozenset({plain[6].token})}
+    more = {"stop": [plain[6].text]}
+    if how == "end token":
+        short_model = replace(short_model, end_tokens=frozenset({plain[6].token}))
+        more = {"ignore_eos": False}
     session, _, loop = told_steps(short_model, [7, 8], plain, {}, {"temperature": 0}, 1000, length, 20, **more)
     got = list(loop)
     first = next(n for n, step in enumerate(plain) if step.token == plain[6].token)
@@ -164,7 +170,7 @@ def test_a_processor_that_fails_leaves_the_session_whole(short_model):
     choose = Chooser(Sampling(temperature=0), 1, session.tokens, model_size, processors=[fail])
     told = Told([3, *(step.token for step in plain)], 1000, 5, session)
     with pytest.raises(RuntimeError, match="as the caller"):
-        list(steps(session, choose, max_tokens=20, guesser=told))
+        list(steps(session, check_options(max_tokens=20, ignore_eos=True), choose, told))
     assert session.tokens == [3, *(step.token for step in plain[: len(session.tokens) - 1])]
     assert session.processed == session.cache[0].offset <= len(session.tokens)
     fresh = Session(short_model)
@@ -208,7 +214,7 @@ def test_guesses_that_cannot_be_are_refused_before_any_work(model, short_model, 
         with pytest.raises(OptionError, match="leave it out of a batch"):
             list(mlxgen.batch(model, ["a"], **guesses))
         with pytest.raises(OptionError, match="leave it out of a batch"):
-            list(mlxgen.batch(model, [mlxgen.Request("a", guesses)]))
+            list(mlxgen.batch(model, [mlxgen.Prompt("a", **guesses)]))
         with pytest.raises(OptionError, match="leave it out of a trace"):
             mlxgen.trace(model, "a", **guesses)
 

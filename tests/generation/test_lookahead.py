@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from mlxgen.generation.context import MOST_GUESSES
+from mlxgen.generation.cached_context import MOST_GUESSES
 from mlxgen.generation.lookahead import LONGEST_PAUSE, NGrams
 
 

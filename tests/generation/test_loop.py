@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mlxgen.errors import MlxgenError, NumericError, OptionError
 from mlxgen.generation import loop
-from mlxgen.generation.answer import generate, session_steps, stream
+from mlxgen.generation.answer import generate, stream
 from mlxgen.generation.session import Session
 from mlxgen.model import Model
 
@@ -62,7 +62,7 @@ def test_after_n_prompt_and_m_chosen_tokens_the_cache_holds_n_plus_m_minus_1(mod
     for m in (1, 2, 7):
         session = Session(model)
         session.extend(prompt)
-        assert len(list(session_steps(session, {"max_tokens": m, **GREEDY}))) == m
+        assert len(list(session.stream(**{"max_tokens": m, **GREEDY}))) == m
         assert session.cache_length == n + m - 1
         assert session.processed == n + m - 1
         assert len(session.tokens) == n + m
@@ -74,13 +74,13 @@ def test_a_caller_that_leaves_early_can_go_on_as_if_it_had_not(model, prompt, ki
     whole = generate(model, prompt, max_tokens=25, **kind, **GREEDY).tokens
     session = Session(model, **kind)
     session.extend(prompt)
-    steps = session_steps(session, {"max_tokens": 25, **GREEDY})
+    steps = session.stream(**{"max_tokens": 25, **GREEDY})
     got = [next(steps).token for _ in range(leave_after)]
     steps.close()
     assert session.tokens == prompt + got
     assert session.processed == len(session.tokens) - 1
     assert session.cache[0].offset == len(session.tokens) - 1
-    got += [step.token for step in session_steps(session, {"max_tokens": 25 - leave_after, **GREEDY})]
+    got += [step.token for step in session.stream(**{"max_tokens": 25 - leave_after, **GREEDY})]
     assert got == whole
 
 
@@ -89,7 +89,7 @@ def test_many_short_answers_are_one_long_one(model, prompt, kind):
     whole = generate(model, prompt, max_tokens=24, **kind, **GREEDY).tokens
     session = Session(model, **kind)
     session.extend(prompt)
-    got = [step.token for _ in range(8) for step in session_steps(session, {"max_tokens": 3, **GREEDY})]
+    got = [step.token for _ in range(8) for step in session.stream(**{"max_tokens": 3, **GREEDY})]
     assert got == whole
 
 
@@ -99,13 +99,13 @@ def test_an_end_token_stops_without_a_trip_that_anyone_can_see(build_model, prom
     model = Model(model.name, model.config, model.decoder, model.tokenizer, frozenset({greedy30[5]}))
     session = Session(model)
     session.extend(prompt)
-    steps = list(session_steps(session, {"max_tokens": 30, "temperature": 0}))
+    steps = list(session.stream(max_tokens=30, temperature=0))
     assert [step.token for step in steps] == greedy30[: first + 1]
     assert steps[-1].finish_reason == "stop"
     assert steps[-1].text == ""
     assert session.tokens == prompt + greedy30[: first + 1]
     assert session.cache_length == len(session.tokens) - 1
-    went_on = [step.token for step in session_steps(session, {"max_tokens": 5, **GREEDY})]
+    went_on = [step.token for step in session.stream(**{"max_tokens": 5, **GREEDY})]
     assert went_on == greedy30[first + 1 : first + 6]
 
 
@@ -167,7 +167,7 @@ def test_the_error_names_a_later_step_and_the_session_stays_whole(build_model, p
     session.extend(prompt)
     seen = []
     with pytest.raises(NumericError, match="step 3: the logits are not finite"):
-        for step in session_steps(session, {"max_tokens": 9, **GREEDY}):
+        for step in session.stream(**{"max_tokens": 9, **GREEDY}):
             seen.append(step.token)
     assert seen == greedy30[:3]
     assert session.tokens == prompt + seen
@@ -206,11 +206,11 @@ def test_a_processor_that_fails_leaves_the_session_whole(model, prompt, kind):
     session.extend(prompt)
     got = []
     with pytest.raises(RuntimeError, match="as the caller"):
-        for step in session_steps(session, {"max_tokens": 12, "logits_processors": [fail], **GREEDY}):
+        for step in session.stream(**{"max_tokens": 12, "logits_processors": [fail], **GREEDY}):
             got.append(step.token)
     assert session.tokens == prompt + got
     assert session.cache[0].offset == session.processed <= len(session.tokens)
-    got += [step.token for step in session_steps(session, {"max_tokens": 12 - len(got), **GREEDY})]
+    got += [step.token for step in session.stream(**{"max_tokens": 12 - len(got), **GREEDY})]
     assert got == whole
 
 

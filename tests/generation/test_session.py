@@ -84,7 +84,8 @@ def test_a_position_taken_back_is_processed_again(small, weights):
     session = Session(small)
     session.extend([1, 2, 3])
     first = session.prefill()
-    session.take_back()
+    session.rewind(1)
+    session.extend([3])
     assert (session.processed, session.cache_length) == (2, 2)
     assert mx.allclose(session.process(mx.array([3])), first, atol=1e-5)
 
@@ -94,7 +95,7 @@ def test_a_full_table_stops(small):
     session.extend(range(TABLE))
     assert session.room == 0
     session.prefill()
-    assert session.table_is_full
+    assert session.positions_left == 0
     with pytest.raises(ContextError, match=r"16 positions.*overflow=\"slide\""):
         session.process(mx.array([1]))
     with pytest.raises(ContextError, match="17 tokens"):

@@ -17,7 +17,7 @@ from mlx_lm.models import cache as mlx_lm_cache
 from mlxgen import load
 from mlxgen.generation.fingerprint import fingerprint
 from mlxgen.generation.session import Session
-from mlxgen.generation.session_file import SessionFileError, read, write
+from mlxgen.generation.session_file import SessionFileError, write
 from mlxgen.model import Model
 
 from ..support.models import letter_tokenizer, tiny_gpt2
@@ -79,9 +79,9 @@ def test_another_process_gives_the_same_tokens(model, folder, tmp_path):
 def test_notes_come_back(model, tmp_path):
     session = Session(model)
     session.extend("a")
-    path = write(session, tmp_path / "x", {"turns": ["ä", 1]})
+    path = write(session.state, model, tmp_path / "x", {"turns": ["ä", 1]})
     assert path.name == "x.safetensors"
-    assert read(tmp_path / "x", model)[1] == {"turns": ["ä", 1]}
+    assert Session.from_file(tmp_path / "x", model)[1] == {"turns": ["ä", 1]}
 
 
 @pytest.mark.parametrize("kind", [{}, {"max_kv_size": 64}, {"max_kv_size": 12}], ids=str)

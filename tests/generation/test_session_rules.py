@@ -168,7 +168,7 @@ def test_after_a_slide_the_logits_are_a_fresh_models_on_the_kept_tokens():
 
 def test_a_slide_may_begin_at_a_turn():
     session = Session(MODEL, keep=2, overflow="slide")
-    session.breaks = [2, 6, 12, 15]
+    session.plan_slide(keep=2, points=[2, 6, 12, 15])
     session.extend([i % VOCABULARY for i in range(N + 1)])
     np.testing.assert_allclose(logits_now(session), plain_logits([0, 1, 12, 13, 14, 15, 16]), atol=1e-4)
     assert session.slide is not None and session.slide.start == 12

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import mlxgen
 from mlxgen import device
-from mlxgen.generation import context
+from mlxgen.generation import cached_context
 from mlxgen.generation.session import Session
 from mlxgen.network.cache import make_cache
 from mlxgen.network.compiled_step import CompiledStep
@@ -32,7 +32,7 @@ def compiling(monkeypatch):
             return super().__call__(ids, cache)
 
     monkeypatch.setattr(device, "compiles_steps", lambda: True)
-    monkeypatch.setattr(context, "CompiledStep", Counted)
+    monkeypatch.setattr(cached_context, "CompiledStep", Counted)
     return calls
 
 

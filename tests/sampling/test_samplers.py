@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlxgen.errors import OptionError
-from mlxgen.sampling.chooser import Chooser, checked_seed, sample_seeds, token_counts
+from mlxgen.generation.request import checked_seed, sample_seeds
+from mlxgen.sampling.chooser import Chooser, token_counts
 from mlxgen.sampling.samplers import (
     Sampling,
     apply_bias,

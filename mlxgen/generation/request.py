@@ -1,0 +1,205 @@
+"""What is asked for: options, checked once into one frozen Request that every way to generate runs on."""
+
+from __future__ import annotations
+
+import random
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, TypedDict, Unpack, cast
+
+from mlxgen.errors import OptionError, check_whole
+from mlxgen.model import Model, encode_prompt, start_token
+from mlxgen.sampling.chooser import LogitsProcessor
+from mlxgen.sampling.samplers import Sampling, check_bias
+from mlxgen.text.stop_text import StopText
+
+Overflow = Literal["stop", "slide"]
+Progress = Callable[[int, int], None]  # called with (tokens done, tokens in all)
+
+MAX_TOKENS = 256
+PREFILL_CHUNK = 256
+
+
+class Options(TypedDict, total=False):
+    """The keyword arguments of generate(), stream() and the other verbs.
+
+    The comments give the defaults; mlxgen.sampling.samplers says what each sampling rule does.
+    """
+
+    max_tokens: int  # 256
+    temperature: float  # 0.8; 0 is greedy
+    top_k: int | None  # 40
+    top_p: float | None
+    min_p: float | None
+    repetition_penalty: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    logit_bias: Mapping[int, float] | None
+    logits_processors: Sequence[LogitsProcessor]  # callables (tokens [n], logits [1, V]) -> logits, run first
+    seed: int | None  # None draws a fresh one
+    stop: str | Sequence[str]  # texts that end the answer and are not shown
+    ignore_eos: bool  # go on past end tokens
+    logprobs: int  # how many candidates each step reports
+    max_kv_size: int | None  # positions of a rotating cache
+    keep: int  # how many of its first positions are pinned
+    overflow: Overflow  # "stop" or "slide" at the end of the position table
+    prefill_chunk: int  # prompt tokens processed at once
+    lookahead: bool  # guess from the text so far and check several tokens in one pass: the same text, faster
+    draft: Model | None  # a smaller model with the same vocabulary that guesses
+    progress: Progress | None  # called with (done, total) while the prompt is processed
+
+
+@dataclass(frozen=True, slots=True)
+class ContextOptions:
+    """How a context is cached, and what happens at the end of the position table. Raises OptionError.
+
+    max_kv_size, keep: a rotating cache of that many positions, the first `keep` of them pinned; None keeps every
+    position. overflow: "stop", or "slide" to go on from the first `keep` tokens and the newest half table.
+    prefill_chunk: how many prompt tokens go through the network at once.
+    """
+
+    max_kv_size: int | None = None
+    keep: int = 0
+    overflow: Overflow = "stop"
+    prefill_chunk: int = PREFILL_CHUNK
+
+    def __post_init__(self) -> None:
+        if self.overflow not in ("stop", "slide"):
+            raise OptionError(f'overflow must be "stop" or "slide", not {self.overflow!r}')
+        check_whole("prefill_chunk", self.prefill_chunk, 1)
+        check_whole("keep", self.keep, 0)
+        if self.max_kv_size is not None:
+            check_whole("max_kv_size", self.max_kv_size, 1)
+            if self.max_kv_size <= self.keep:
+                raise OptionError(f"max_kv_size must be larger than keep ({self.keep}), not {self.max_kv_size}")
+
+    def check_table(self, n_positions: int) -> None:
+        """Raise OptionError unless a model with a table of that many positions can slide with these options."""
+        if self.overflow == "slide" and self.keep >= (half := n_positions // 2):
+            raise OptionError(f"keep must be below half the position table ({half}) to slide, not {self.keep}")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A prompt and what is wanted of the model. Made and checked by `check_options`; everything else trusts it.
+
+    prompt: as it was given; ids: its token ids. Both are empty until `with_prompt`. stop: texts that end the answer.
+    logprobs: how many candidates each step reports. draft: a smaller model that guesses.
+    """
+
+    prompt: str | list[int] = ""
+    ids: tuple[int, ...] = field(default=(), repr=False)
+    sampling: Sampling = field(default_factory=Sampling)
+    context: ContextOptions = field(default_factory=ContextOptions)
+    seed: int = 0
+    max_tokens: int = MAX_TOKENS
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int = 0
+    logits_processors: tuple[LogitsProcessor, ...] = ()
+    lookahead: bool = False
+    draft: Model | None = None
+    progress: Progress | None = None
+
+    @property
+    def options(self) -> Options:
+        """Every option in force, under the names of the keyword arguments."""
+        own = {name: getattr(self, name) for name in OWN}
+        parts = (self.sampling, self.context)
+        return cast(Options, own | {entry.name: getattr(part, entry.name) for part in parts for entry in fields(part)})
+
+    @property
+    def guesses(self) -> bool:
+        """Whether tokens are guessed, and several checked in one pass."""
+        return self.lookahead or self.draft is not None
+
+    def changed(self, **options: Unpack[Options]) -> Request:
+        """The same request with some options changed. Raises OptionError."""
+        checked = check_options(**cast(Options, {**self.options, **options}))
+        return replace(checked, prompt=self.prompt, ids=self.ids)
+
+    def with_prompt(self, model: Model, prompt: str | Sequence[int], *, added: bool = False) -> Request:
+        """The same request for a prompt, which is tokenized here and nowhere else.
+
+        added: the prompt is added to a context that has tokens already, so an empty one stays empty; otherwise an
+        empty prompt begins with the model's start token. Raises OptionError.
+        """
+        self.check_against(model)
+        own = encode_prompt(model, prompt)
+        ids = own if own or added else [start_token(model)]
+        return replace(self, prompt=prompt if isinstance(prompt, str) else own, ids=tuple(ids))
+
+    def check_against(self, model: Model) -> None:
+        """Raise OptionError where an option does not fit the model."""
+        if self.sampling.logit_bias:
+            check_bias(self.sampling.logit_bias, model.config.vocab_size)
+
+    def end_tokens(self, model: Model) -> frozenset[int]:
+        """The token ids that end this answer."""
+        return frozenset() if self.ignore_eos else model.end_tokens
+
+
+SAMPLING = tuple(entry.name for entry in fields(Sampling))
+CONTEXT = tuple(entry.name for entry in fields(ContextOptions))
+OWN = tuple(entry.name for entry in fields(Request) if entry.name in Options.__annotations__)
+
+
+def check_options(**options: Unpack[Options]) -> Request:
+    """A request with these options and no prompt yet. Raises OptionError for an unknown name or an invalid value.
+
+    The seed is settled here: a fresh one is drawn where None is given.
+    """
+    given: dict[str, Any] = dict(options)
+    if unknown := set(given) - set(Options.__annotations__):
+        raise OptionError(f"unknown option {min(unknown)!r}; the options are {', '.join(Options.__annotations__)}")
+    own = {name: given[name] for name in OWN if name in given}
+    own["seed"] = checked_seed(own.get("seed"))
+    check_whole("max_tokens", own.get("max_tokens", MAX_TOKENS), 1)
+    check_whole("logprobs", own.get("logprobs", 0), 0)
+    own["stop"] = StopText(own.get("stop", ())).stops
+    own["logits_processors"] = _processors(own.get("logits_processors") or ())
+    _check_guessing(own.get("lookahead", False), own.get("draft"))
+    return Request(
+        sampling=Sampling(**{name: given[name] for name in SAMPLING if name in given}),
+        context=ContextOptions(**{name: given[name] for name in CONTEXT if name in given}),
+        **own,
+    )
+
+
+def checked_seed(seed: int | None) -> int:
+    """The seed itself, or a fresh one. Raises OptionError unless it is a whole number from 0 to 2^63 - 1."""
+    if seed is None:
+        return secrets.randbits(32)
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
+        raise OptionError(f"seed must be a whole number from 0 to 2^63 - 1, not {seed!r}")
+    return seed
+
+
+def sample_seeds(seed: int | None, num_samples: int) -> list[int]:
+    """A seed for each of several samples of one request: the first is the request's own, the others follow from it."""
+    check_whole("num_samples", num_samples, 1)
+    first = checked_seed(seed)
+    others = random.Random(first)
+    return [first, *(others.getrandbits(32) for _ in range(num_samples - 1))]
+
+
+def refuse_guesses(request: Request, reason: str) -> None:
+    """Raise OptionError where tokens are to be guessed and cannot be."""
+    if request.guesses:
+        raise OptionError(f"{'lookahead' if request.lookahead else 'draft'} {reason}")
+
+
+def _processors(given: object) -> tuple[LogitsProcessor, ...]:
+    if not isinstance(given, Sequence) or not all(map(callable, given)):
+        raise OptionError("logits_processors must be a list of callables (tokens, logits) -> logits")
+    return tuple(given)
+
+
+def _check_guessing(lookahead: object, draft: object) -> None:
+    if not isinstance(lookahead, bool):
+        raise OptionError(f"lookahead must be True or False, not {lookahead!r}")
+    if draft is not None and not isinstance(draft, Model):
+        raise OptionError(f"draft must be a model, as mlxgen.load() gives, not {type(draft).__name__}")
+    if lookahead and draft is not None:
+        raise OptionError("lookahead and draft are two ways to guess; give one of them")
