@@ -386,7 +386,7 @@ def test_a_rotating_cache_pins_the_system_text(folder, model, tmp_path, options,
 
 
 def test_a_dim_line_says_once_when_a_rotating_cache_drops(folder):
-    note = "(longer than --max-kv-size 40: only the first 8 tokens and the newest are read from here on)"
+    note = "(longer than --max-kv-size 40: from here on only the first 8 tokens and the newest ones are read)"
     ran = chat(folder, "hello\n" * 5, "--max-kv-size", "40", "--system", "Be kind.", "--stats", "--ignore-eos")
     assert ran.exit_code == 0 and ran.stderr.count(note) == 1
     ran = chat(folder, "hello\n", "--max-kv-size", "40", "--system", "Be kind.", "--stats", "--ignore-eos")
