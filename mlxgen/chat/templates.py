@@ -6,10 +6,12 @@ import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypedDict
+from typing import TYPE_CHECKING, Any, NoReturn, TypedDict
 
 from mlxgen.errors import MlxgenError, OptionError
-from mlxgen.model import Model
+
+if TYPE_CHECKING:
+    from mlxgen.model import Model  # the names of the templates are read for --help, which loads no MLX
 
 USER, ASSISTANT = "User:", "Assistant:"  # the speakers of the plain template
 PARAGRAPH = "\n\n"
