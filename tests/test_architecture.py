@@ -9,9 +9,7 @@ cli -> weights -> mlxgen.
 from __future__ import annotations
 
 import ast
-import json
 import re
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -22,6 +20,7 @@ import mlxgen
 import mlxgen.weights
 
 from .support.imports import COMPUTED, Graph, Import, breaches, circle, find_modules, floors, graph, read_imports
+from .support.processes import fresh
 
 ROOT = Path(__file__).parent.parent
 
@@ -93,14 +92,6 @@ def without_doors(graph: Graph) -> Graph:
     return {by: {of for of in modules if (by, of) not in DOORS} for by, modules in graph.items()}
 
 
-def fresh(script: str) -> object:
-    """What a new process prints as JSON."""
-    command = [sys.executable, "-c", f"import importlib, json, sys\n{script}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
 # Imports
 
 
@@ -129,20 +120,21 @@ def test_imports_go_from_the_terminal_to_the_weights_to_the_runtime() -> None:
     assert all(one.in_function for one in upward)
 
 
+def loaded_by(part: str) -> list[str]:
+    """The modules that are there once a new process has imported every module of a part."""
+    names = [name for name in MODULES if part_of(name) == part]
+    script = f"import importlib, json, sys\nfor name in {names}: importlib.import_module(name)"
+    loaded = fresh(f"{script}\nprint(json.dumps(sorted(sys.modules)))", cwd=ROOT)
+    assert set(names) <= set(loaded)
+    return list(loaded)
+
+
 def test_the_runtime_runs_without_the_other_two_parts() -> None:
-    names = [name for name in MODULES if part_of(name) == "mlxgen"]
-    script = f"for name in {names}: importlib.import_module(name)\nprint(json.dumps(sorted(sys.modules)))"
-    loaded = fresh(script)
-    assert isinstance(loaded, list) and set(names) <= set(loaded)
-    assert [name for name in loaded if name.startswith(("mlxgen.weights", "mlxgen.cli"))] == []
+    assert [name for name in loaded_by("mlxgen") if name.startswith(("mlxgen.weights", "mlxgen.cli"))] == []
 
 
 def test_the_weights_run_without_the_terminal() -> None:
-    names = [name for name in MODULES if part_of(name) == "mlxgen.weights"]
-    script = f"for name in {names}: importlib.import_module(name)\nprint(json.dumps(sorted(sys.modules)))"
-    loaded = fresh(script)
-    assert isinstance(loaded, list) and set(names) <= set(loaded)
-    assert [name for name in loaded if name.startswith("mlxgen.cli") or name == "click"] == []
+    assert [name for name in loaded_by("mlxgen.weights") if name.startswith("mlxgen.cli") or name == "click"] == []
 
 
 def test_only_lazy_names_are_imported_by_a_name_made_at_run_time() -> None:

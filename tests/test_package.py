@@ -2,8 +2,6 @@
 
 import importlib
 import importlib.metadata
-import json
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -13,21 +11,10 @@ import pytest
 
 import mlxgen
 
+from .support.processes import fresh
+
 ROOT = Path(__file__).parent.parent
 HEAVY = ("transformers", "mlx_lm", "torch", "numpy", "huggingface_hub", "tokenizers", "mlx.core", "rich")
-
-
-def fresh(script: str, cwd: Path = ROOT) -> Any:
-    ended = subprocess.run(
-        [sys.executable, "-c", f"import json, sys\n{script}"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        cwd=cwd,
-    )
-    assert ended.returncode == 0, ended.stderr
-    return json.loads(ended.stdout)
 
 
 def project() -> dict[str, Any]:
@@ -44,21 +31,22 @@ def test_every_public_name_is_there() -> None:
 
 
 def test_the_import_is_light() -> None:
-    script = f"import mlxgen, mlxgen.cli, mlxgen.weights\nprint(json.dumps([m for m in {HEAVY!r} if m in sys.modules]))"
-    assert fresh(script) == []
+    names = f"[name for name in {HEAVY!r} if name in sys.modules]"
+    script = f"import json, sys, mlxgen, mlxgen.cli, mlxgen.weights\nprint(json.dumps({names}))"
+    assert fresh(script, cwd=ROOT) == []
 
 
 def test_the_runtime_never_imports_other_peoples_runtimes() -> None:
     script = (
-        "import mlxgen\nfor name in mlxgen.__all__: getattr(mlxgen, name)\n"
+        "import json, sys, mlxgen\nfor name in mlxgen.__all__: getattr(mlxgen, name)\n"
         "print(json.dumps([m for m in ('transformers', 'mlx_lm', 'torch') if m in sys.modules]))"
     )
-    assert fresh(script) == []
+    assert fresh(script, cwd=ROOT) == []
 
 
 def test_the_three_folders_are_one_namespace(tmp_path: Path) -> None:
     script = (
-        "import importlib.util, mlxgen.cli.main, mlxgen.weights\n"
+        "import importlib.util, json, mlxgen.cli.main, mlxgen.weights\n"
         "print(json.dumps([bool(importlib.util.find_spec(name)) for name in ('weights', 'cli')]))"
     )
     assert fresh(script, cwd=tmp_path) == [False, False], "nothing of ours is a top-level module"

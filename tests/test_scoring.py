@@ -86,13 +86,6 @@ def test_tokens_without_bytes_have_no_finite_number_of_bits_for_each() -> None:
     assert mlxgen.Score("", [0], [-1.0], [1], 0).bits_per_byte == math.inf
 
 
-def test_known_probabilities_give_the_known_losses() -> None:
-    half, tenth = (mlxgen.Score("x", [0], [math.log(p)], [1], 1) for p in (0.5, 0.1))
-    assert half.loss == pytest.approx(0.693, abs=5e-4)
-    assert tenth.loss == pytest.approx(2.303, abs=5e-4)
-    assert half.perplexity == pytest.approx(2)
-
-
 def test_the_context_is_read_but_not_scored(model: mlxgen.Model) -> None:
     context, text = "the king", " said the"
     both = mlxgen.score(model, context + text, bos=False)

@@ -1,6 +1,10 @@
 """`mlxgen doctor` says what it runs on, and names what is slow."""
 
 import json
+import os
+import platform
+from importlib import metadata
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -8,14 +12,41 @@ from click.testing import CliRunner
 from mlxgen import blas
 from mlxgen.cli.commands.doctor import doctor
 
+from ..support.processes import fresh
+
 
 def test_all_that_it_promises_is_there_without_a_network() -> None:
     done = CliRunner().invoke(doctor, ["--offline", "--json"])
     entries = json.loads(done.stdout)
     assert done.exit_code == 0
     assert entries["hub"]["reached"] is None
+    assert entries["system"] and entries["python"] == platform.python_version() and entries["memory"] > 2**30
+    for package, version in entries["versions"].items():
+        if version is None:
+            with pytest.raises(metadata.PackageNotFoundError):
+                metadata.version(package)
+        else:
+            assert version == metadata.version(package)
     assert entries["versions"]["mlx"]
-    assert entries["blas"] == blas.loaded_library()
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux's list of loaded files")
+@pytest.mark.parametrize("setting", [None, "off"])
+def test_the_blas_that_it_names_is_the_one_in_the_process(setting: str | None) -> None:
+    script = """
+import json
+from click.testing import CliRunner
+from mlxgen.cli.main import main
+named = json.loads(CliRunner().invoke(main, ["doctor", "--offline", "--json"]).stdout)["blas"]
+files = {line.split()[-1] for line in open("/proc/self/maps") if "openblas" in line or "libmkl_rt" in line}
+print(json.dumps([named, sorted(files)]))
+"""
+    env = {name: value for name, value in os.environ.items() if name != "MLXGEN_BLAS"}
+    named, loaded = fresh(script, env=env | ({"MLXGEN_BLAS": setting} if setting else {}))
+    assert len(loaded) == (named is not None)
+    if named is not None and os.path.isabs(named):  # and not a name that the system's loader found
+        assert loaded == [os.path.realpath(named)]
+    assert setting is None or named is None
 
 
 def test_a_missing_blas_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,60 @@
+"""The device: what it computes in, how weights lie in its memory, and what stays resident."""
+
+import mlx.core as mx
+import pytest
+
+from mlxgen import device
+
+from .support.models import tiny_gpt2
+
+
+def test_the_cpu_computes_in_float32_and_a_gpu_in_what_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    types = (mx.float32, mx.float16, mx.bfloat16)
+    monkeypatch.setattr(device, "on_cpu", lambda: True)
+    assert [device.compute_dtype(dtype) for dtype in types] == [mx.float32] * 3
+    monkeypatch.setattr(device, "on_cpu", lambda: False)
+    assert [device.compute_dtype(dtype) for dtype in types] == list(types)
+
+
+def test_the_device_is_named() -> None:
+    kind = "cpu" if mx.default_device() == mx.Device(mx.cpu, 0) else "gpu"
+    assert device.on_cpu() == (kind == "cpu")
+    assert device.device_name().endswith(f"({kind})")
+
+
+def test_laying_out_weights_changes_where_they_lie_and_nothing_else() -> None:
+    decoder = tiny_gpt2(vocab_size=700, tie_word_embeddings=False).model().decoder
+    ids = mx.random.randint(0, 700, (2, 20), key=mx.random.key(1))
+    before, rows = decoder(ids), decoder.model.wte(ids)
+    mx.eval(before, rows)
+    device.lay_out_weights(decoder)
+    assert mx.array_equal(decoder.model.wte(ids), rows)
+    assert mx.allclose(decoder(ids), before, atol=1e-5)
+    for weight in (decoder.lm_head.weight, decoder.model.wte.weight, decoder.model.h[1].mlp.c_fc.weight):
+        assert memoryview(weight.T).c_contiguous  # type: ignore[arg-type]  # [in, out]
+
+
+def test_metal_keeps_the_weights_resident_while_anything_is_generated(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = [7]
+
+    def set_limit(limit: int) -> int:
+        limits.append(limit)
+        return limits[-2]
+
+    monkeypatch.setattr(mx, "set_wired_limit", set_limit)
+    monkeypatch.setattr(mx, "device_info", lambda: {"max_recommended_working_set_size": 100})
+    monkeypatch.setattr(device, "on_cpu", lambda: False)
+    monkeypatch.setattr(mx.metal, "is_available", lambda: True)
+    one, two = device.wired_memory(), device.wired_memory()
+    one.__enter__()
+    two.__enter__()
+    one.__exit__(None, None, None)
+    assert limits == [7, 100]  # the other still runs
+    two.__exit__(None, None, None)
+    assert limits == [7, 100, 7]
+    with pytest.raises(KeyboardInterrupt), device.wired_memory():
+        raise KeyboardInterrupt
+    assert limits == [7, 100, 7, 100, 7]
+    monkeypatch.setattr(device, "on_cpu", lambda: True)
+    with device.wired_memory():
+        assert limits == [7, 100, 7, 100, 7]
