@@ -1,4 +1,4 @@
-"""One answer of `mlxgen chat`: streamed as it is written, stopped by Ctrl-C, told as text or as a line of JSON."""
+"""The answers of `mlxgen chat`: streamed, stopped by Ctrl-C, printed as text or JSON."""
 
 from __future__ import annotations
 
@@ -20,38 +20,39 @@ if TYPE_CHECKING:
     from mlxgen.generation.session import Session
 
 
-# Characters with which a model could move the cursor, or worse, become the sign for an unknown one.
+# Control characters, with which a model could move the cursor or worse, are shown as the replacement character.
 CONTROL = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 
 
 class Stopped(Exception):
-    """Ctrl-C while the prompt was being read."""
+    """Ctrl-C during prefill."""
 
 
 class Answerer:
-    """Shows answers. talk: notes on standard error, dim. interactive: Ctrl-C stops an answer, not the program.
+    """Prints answers to standard output, and notes about them to standard error.
 
-    stats: an answer's statistics follow it, on standard error.
+    notes: whether there are notes. stats: print statistics after each answer. interactive: Ctrl-C stops the answer
+    instead of the program.
     """
 
-    def __init__(self, *, as_json: bool, talk: bool, interactive: bool, quiet: bool, stats: bool = False) -> None:
-        self.as_json, self.talk, self.interactive, self.stats = as_json, talk, interactive, stats
+    def __init__(self, *, as_json: bool, notes: bool, stats: bool, interactive: bool, quiet: bool) -> None:
+        self.as_json, self.notes, self.stats, self.interactive = as_json, notes, stats, interactive
         self._bar = prefill_bar(quiet)
         self._stop = False
         self.record: Generation | None = None  # of the newest answer
 
     def answer(self, conversation: Conversation, begin: Callable[[], Iterator[Step]]) -> None:
-        """Run the steps that `begin` starts, and show what comes."""
+        """Print the text of the steps that `begin` starts, as they come."""
         conversation.request = replace(conversation.request, progress=self._progress)
         session = conversation.session
         slides, computed, dropping = session.slides, session.computed, _drops(session)
         with self._interrupts():
             steps = begin()
-            shown = _Shown(conversation.template.speaks, stdout_is_terminal())
+            shown = _ShownText(conversation.template.speaks, stdout_is_terminal())
             try:
                 for step in steps:
                     if not self.as_json:
-                        write(shown.of(step.text))
+                        write(shown.next(step.text))
                     if self._stop:
                         break
             except Stopped:
@@ -59,7 +60,7 @@ class Answerer:
             finally:
                 if self._bar:
                     self._bar.stop()
-                steps.close()  # type: ignore[attr-defined]  # a generator: it puts the session in order
+                steps.close()  # type: ignore[attr-defined]  # a generator, which puts the session in order
         assert conversation.answer is not None
         record = self.record = conversation.answer.generation
         slid = session.slides - slides
@@ -69,15 +70,9 @@ class Answerer:
             write("\n")
         if self.stats:
             say_statistics(record)
-        if self.talk:
-            self._notes(conversation, slid)
-            if _drops(session) and not dropping:
-                options = session.options
-                kept = f"the first {options.keep} tokens and " if options.keep else ""
-                size = f"--max-kv-size {options.max_kv_size}"
-                self.note(f"(longer than {size}: from here on only {kept}the newest ones are read)")
+        self._note_what_is_lost(conversation, slid, began_to_drop=_drops(session) and not dropping)
 
-    def refused(self, number: int, line: str, error: Exception) -> None:
+    def report_error(self, number: int, line: str, error: Exception) -> None:
         """Say why a line of standard input got no answer."""
         if self.as_json:
             write_json({"line": number, "user": line, "error": str(error)})
@@ -85,12 +80,12 @@ class Answerer:
             say(f"Error: line {number}: {' '.join(str(error).split())}")
 
     def note(self, text: str) -> None:
-        """A dim line on standard error, where notes are wanted."""
-        if self.talk:
+        """Print a dim line to standard error, if there are notes."""
+        if self.notes:
             say(click.style(text, dim=True))
 
-    def _notes(self, conversation: Conversation, slid: int) -> None:
-        turn = conversation.turns[-1]
+    def _note_what_is_lost(self, conversation: Conversation, slid: int, *, began_to_drop: bool) -> None:
+        turn, options = conversation.turns[-1], conversation.session.options
         if slid:
             unread = conversation.unread
             gone = f": {_turns(unread)} no longer read in full" if unread else ""
@@ -98,7 +93,10 @@ class Answerer:
         if turn.finish_reason == "interrupted":
             self.note("(stopped)")
         elif turn.finish_reason == "context":
-            self.note("(the context is full; /undo, /reset, or start with --overflow slide)")
+            self.note("(the context is full: use /undo or /reset, or start with --overflow slide)")
+        if began_to_drop:
+            kept = f"the first {options.keep} and " if options.keep else ""
+            self.note(f"(longer than --max-kv-size {options.max_kv_size}: only {kept}the newest tokens are read now)")
 
     def _progress(self, done: int, total: int) -> None:
         if self._bar:
@@ -108,31 +106,31 @@ class Answerer:
 
     @contextmanager
     def _interrupts(self) -> Iterator[None]:
-        """Ctrl-C asks the answer to stop at the next step; a second one does not wait for it."""
+        """Let Ctrl-C stop the answer at the next step, and a second Ctrl-C at once."""
         self._stop = False
         if not self.interactive:
             yield
             return
 
-        def ask(number: int, frame: FrameType | None) -> None:
+        def interrupt(number: int, frame: FrameType | None) -> None:
             if self._stop:
                 raise KeyboardInterrupt
             self._stop = True
 
-        before = signal.signal(signal.SIGINT, ask)
+        before = signal.signal(signal.SIGINT, interrupt)
         try:
             yield
         finally:
             signal.signal(signal.SIGINT, before)
 
 
-class _Shown:
-    """An answer's text as it is shown: without the space before it, and on a terminal without control characters."""
+class _ShownText:
+    """An answer's text as it is printed: without leading whitespace, and on a terminal without control characters."""
 
     def __init__(self, strip: bool, on_terminal: bool) -> None:
         self._strip, self._on_terminal = strip, on_terminal
 
-    def of(self, text: str) -> str:
+    def next(self, text: str) -> str:
         if self._on_terminal:
             text = text.translate(CONTROL)
         if self._strip:

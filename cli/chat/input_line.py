@@ -19,7 +19,7 @@ TAKES_FILE = ("/save", "/load")
 
 
 def input_line(commands: Iterable[str], settings: Iterable[str], history: Path | None) -> Callable[[str], str]:
-    """A function that asks for one input, given what already stands in the line.
+    """A function that reads one input; its argument is the text that the line starts with.
 
     It raises EOFError on Ctrl-D and KeyboardInterrupt on Ctrl-C. history: the file that keeps inputs between runs.
     """
@@ -41,13 +41,13 @@ def input_line(commands: Iterable[str], settings: Iterable[str], history: Path |
 
 
 def default_history() -> Path:
-    """Where inputs are kept between runs: $XDG_STATE_HOME or ~/.local/state."""
+    """The file that keeps inputs between runs, in $XDG_STATE_HOME or ~/.local/state."""
     state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
     return Path(state) / "mlxgen" / "chat_history"
 
 
 class ChatCompleter(Completer):
-    """Commands, the names that /set knows, and files for /save and /load."""
+    """Completes commands, the names that /set knows, and files for /save and /load."""
 
     def __init__(self, commands: Iterable[str], settings: Iterable[str]) -> None:
         self._commands, self._settings = sorted(commands), sorted(settings)
@@ -71,7 +71,7 @@ def _matching(start: str, words: Iterable[str]) -> Iterable[Completion]:
 
 
 def _history(path: Path | None) -> History:
-    """The file, made readable by its owner alone; in memory where it cannot be written."""
+    """A history in the file, which only its owner can read; or in memory if the file cannot be written."""
     if path is None:
         return InMemoryHistory()
     try:
@@ -83,7 +83,7 @@ def _history(path: Path | None) -> History:
 
 
 def _keys() -> KeyBindings:
-    """Enter sends; Alt-Enter, or a backslash before Enter, begins another line."""
+    """Enter sends. Alt-Enter, or a backslash and Enter, starts a new line."""
     keys = KeyBindings()
 
     @keys.add("enter")

@@ -18,65 +18,67 @@ if TYPE_CHECKING:
 Ask = Callable[[str], str]
 
 
-class Leave(Exception):
-    """The user wants to go."""
+class Quit(Exception):
+    """The user wants to quit."""
 
 
 class Commands:
-    """What each command does to the conversation. ask: the input line, for /edit; None without a terminal."""
+    """The commands on a conversation; their docstrings are their help. ask: the input line, for /edit on a terminal."""
 
     def __init__(self, conversation: Conversation, answerer: Answerer, ask: Ask | None = None) -> None:
         self.conversation, self.answerer, self.ask = conversation, answerer, ask
 
     def run(self, line: str) -> None:
-        """Run a line that begins with "/". Raises OptionError for what is no command, Leave for /exit."""
+        """Run a line that starts with "/". Raises OptionError for an unknown command, and Quit for /exit."""
         word, _, rest = line.partition(" ")
         command = COMMANDS.get(word)
         if command is None:
-            raise OptionError(f"there is no command {word}; /help lists them (a text may begin with // for a slash)")
+            raise OptionError(
+                f"unknown command {word}; /help lists the commands, and a text that starts with / is written //"
+            )
         command[0](self, rest.strip())
 
     def help(self, rest: str) -> None:
-        """this list"""
+        """show this list"""
         width = max(len(f"{name} {takes}") for name, (_, takes) in COMMANDS.items())
         for name, (command, takes) in COMMANDS.items():
             say(f"{f'{name} {takes}'.ljust(width)}  {command.__doc__}")
-        say("Enter sends; Alt-Enter or \\ and Enter begins a new line; Ctrl-C stops an answer; Ctrl-D leaves.")
+        say("Enter sends. Alt-Enter, or \\ and Enter, starts a new line. Ctrl-C stops an answer. Ctrl-D quits.")
 
     def reset(self, rest: str) -> None:
-        """begin again; the system text stays"""
+        """start a new conversation with the same system text"""
         self.conversation.reset()
-        self.answerer.note("(a new conversation)")
+        self.answerer.note("(new conversation)")
 
     def undo(self, rest: str) -> None:
-        """take the last turn back"""
+        """remove the last turn"""
         turn = self.conversation.undo()
-        self.answerer.note(f"(taken back: {_short(turn.user)})")
+        self.answerer.note(f"(undone: {_short(turn.user)})")
 
     def retry(self, rest: str) -> None:
-        """another answer to the same words"""
+        """generate another answer to your last text"""
         self._answer(self.conversation.retry)
 
     def edit(self, rest: str) -> None:
-        """change your last words, and have them answered again"""
+        """change your last text and generate a new answer"""
         if not self.conversation.turns:
-            raise OptionError("there is nothing to edit: the conversation is empty")
-        words = rest or (self.ask(self.conversation.turns[-1].user) if self.ask else "")
-        if not words.strip():
-            raise OptionError("nothing to say instead: /edit TEXT")
-        self._answer(lambda: self.conversation.edit(words))
+            raise OptionError("nothing to edit: the conversation is empty")
+        text = rest or (self.ask(self.conversation.turns[-1].user) if self.ask else "")
+        if not text.strip():
+            raise OptionError("the new text is missing: /edit TEXT")
+        self._answer(lambda: self.conversation.edit(text))
 
     def save(self, rest: str) -> None:
-        """write the conversation to a file, cache included"""
+        """save the conversation and its cache"""
         self.answerer.note(f"(saved to {self.conversation.save(_file(rest, 'save'))})")
 
     def load(self, rest: str) -> None:
-        """go on with a saved conversation"""
+        """continue a saved conversation"""
         self.conversation.load(_file(rest, "load"))
-        self.answerer.note(f"(loaded: {len(self.conversation.turns)} turns, nothing has to be read again)")
+        self.answerer.note(f"(loaded {len(self.conversation.turns)} turns with their cache)")
 
     def set(self, rest: str) -> None:
-        """change an option, such as temperature=0.7 or top_p=off; alone, show them"""
+        """change an option, such as temperature=0.7 or top_p=off; without one, show all"""
         if not rest:
             options: Any = self.conversation.request.options
             values = {name: options.get(name) for name in CHAT_SETTINGS} | {"seed": self.conversation.seed}
@@ -86,7 +88,7 @@ class Commands:
             self._set_one(word)
 
     def stats(self, rest: str) -> None:
-        """tokens, speed and memory"""
+        """show tokens, speed and memory"""
         import mlx.core as mx
 
         conversation, session, record = self.conversation, self.conversation.session, self.answerer.record
@@ -101,13 +103,14 @@ class Commands:
                 say(f"Guesses: {guesses_in_words(record)}")
 
     def system(self, rest: str) -> None:
-        """set the text that stands before the conversation; alone, remove it"""
+        """set the text before the conversation; without TEXT, remove it"""
         self.conversation.system = rest
-        self.answerer.note("(from the next turn on)" if self.conversation.turns else "(set)" if rest else "(removed)")
+        when = "from the next turn on" if self.conversation.turns else "set" if rest else "removed"
+        self.answerer.note(f"({when})")
 
     def exit(self, rest: str) -> None:
-        """leave (so does Ctrl-D)"""
-        raise Leave
+        """quit (like Ctrl-D)"""
+        raise Quit
 
     def _answer(self, begin: Callable[[], Iterator[Step]]) -> None:
         self.answerer.answer(self.conversation, begin)
@@ -116,7 +119,9 @@ class Commands:
         name, equals, text = word.partition("=")
         name = name.replace("-", "_")
         if not equals or name not in CHAT_SETTINGS:
-            raise OptionError(f"cannot set {word!r}: /set NAME=VALUE with NAME one of {', '.join(CHAT_SETTINGS)}")
+            raise OptionError(
+                f"cannot set {word!r}: use /set NAME=VALUE, where NAME is one of {', '.join(CHAT_SETTINGS)}"
+            )
         changed = self.conversation.request.changed(**{name: _value(CHAT_SETTINGS[name], text)})
         self.conversation.request = changed
         if name == "seed":
@@ -141,7 +146,7 @@ COMMANDS: dict[str, tuple[Callable[[Commands, str], None], str]] = {
 def _value(setting: Setting, text: str) -> Any:
     if setting.is_flag:
         if text.lower() not in SWITCH:
-            raise OptionError(f"{setting.name} is on or off, not {text!r}")
+            raise OptionError(f"{setting.name} must be on or off, not {text!r}")
         return SWITCH[text.lower()]
     if setting.can_be_off and text.lower() in OFF:
         return None
@@ -150,12 +155,12 @@ def _value(setting: Setting, text: str) -> Any:
             return number(text)
         except ValueError:
             continue
-    raise OptionError(f"{setting.name} takes a number, not {text!r}")
+    raise OptionError(f"{setting.name} must be a number, not {text!r}")
 
 
 def _file(rest: str, command: str) -> Path:
     if not rest:
-        raise OptionError(f"/{command} needs the name of a file")
+        raise OptionError(f"/{command} needs a file name")
     return Path(rest).expanduser()
 
 

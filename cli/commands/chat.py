@@ -88,9 +88,13 @@ def chat(ctx: click.Context, /, **given: Any) -> None:
     if given["saved"]:
         conversation.load(given["saved"])
     typed = sys.stdin is not None and sys.stdin.isatty()
-    talk = chatty(given["stats"], given["quiet"])
-    stats = bool(given["stats"]) and not given["quiet"]
-    answerer = Answerer(as_json=given["as_json"], talk=talk, interactive=typed, quiet=given["quiet"], stats=stats)
+    answerer = Answerer(
+        as_json=given["as_json"],
+        notes=chatty(given["stats"], given["quiet"]),
+        stats=bool(given["stats"]) and not given["quiet"],
+        interactive=typed,
+        quiet=given["quiet"],
+    )
     if not typed:
         if not _all_lines(conversation, answerer):
             ctx.exit(1)
@@ -122,23 +126,23 @@ def _all_lines(conversation: Conversation, answerer: Answerer) -> bool:
                 _turn(conversation, answerer, Commands(conversation, answerer), line)
             except MlxgenError as error:
                 good = False
-                answerer.refused(number, line, error)
+                answerer.report_error(number, line, error)
     return good
 
 
 def _turn(conversation: Conversation, answerer: Answerer, commands: Commands, line: str) -> None:
     """Run one input: a command, or text to answer. An empty line continues a story. Raises EOFError to quit."""
-    from mlxgen.cli.chat.slash_commands import Leave
+    from mlxgen.cli.chat.slash_commands import Quit
 
     if line.startswith("/") and not line.startswith("//"):
         try:
             commands.run(line)
-        except Leave:
+        except Quit:
             raise EOFError from None
         return
-    words = line.removeprefix("/") if line.startswith("//") else line
-    if words.strip() or not conversation.template.speaks:
-        answerer.answer(conversation, lambda: conversation.say(words))
+    text = line.removeprefix("/") if line.startswith("//") else line
+    if text.strip() or not conversation.template.speaks:
+        answerer.answer(conversation, lambda: conversation.say(text))
 
 
 def _lines() -> Iterator[tuple[int, str]]:

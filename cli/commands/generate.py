@@ -87,8 +87,9 @@ def generate(ctx: click.Context, /, prompt: str | None, **given: Any) -> None:
     model = open_model(given)
     request = open_draft(given, request, model).with_prompt(model, text)
     echo = given["echo"] if given["echo"] is not None else stdout_is_terminal()
+    request = replace(request, progress=prefill_bar(quiet))
     for sample, seed in enumerate(seeds):
-        steps = answer(model, replace(request, seed=seed, progress=prefill_bar(quiet)))
+        steps = answer(model, replace(request, seed=seed))
         if as_json:
             record = steps.finish()
             write_json(_entries(model, record, sample))

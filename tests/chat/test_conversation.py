@@ -337,12 +337,12 @@ def test_commands_without_a_terminal(folder, tmp_path):
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ("/nothing", "there is no command /nothing"),
+        ("/nothing", "unknown command /nothing"),
         ("/undo", "nothing to undo"),
         ("/set temperature=-1", "temperature must be 0"),
         ("/set colour=2", "cannot set 'colour=2'"),
-        ("/set top_k=many", "takes a number"),
-        ("/save", "needs the name of a file"),
+        ("/set top_k=many", "must be a number"),
+        ("/save", "needs a file name"),
         ("/load /no/such/file", "No such file"),
         ("/edit x", "nothing to edit"),
     ],
@@ -359,7 +359,7 @@ def test_a_refused_line_does_not_end_the_run(folder):
     assert ran.exit_code == 1 and ran.stderr == ""
     first, unknown, long, empty, last = [json.loads(line) for line in ran.stdout.splitlines()]
     assert (first["user"], last["user"], last["turn"]) == ("hi", "bye", 1)
-    assert (unknown["line"], unknown["user"]) == (2, "/nothing") and "no command" in unknown["error"]
+    assert (unknown["line"], unknown["user"]) == (2, "/nothing") and "unknown command" in unknown["error"]
     assert long["line"] == 4 and "128 positions" in long["error"]
     assert empty["line"] == 6 and "nothing to undo" in empty["error"]
     plain = chat(folder, lines, "--overflow", "stop")
@@ -386,7 +386,7 @@ def test_a_rotating_cache_pins_the_system_text(folder, model, tmp_path, options,
 
 
 def test_a_dim_line_says_once_when_a_rotating_cache_drops(folder):
-    note = "(longer than --max-kv-size 40: from here on only the first 8 tokens and the newest ones are read)"
+    note = "(longer than --max-kv-size 40: only the first 8 and the newest tokens are read now)"
     ran = chat(folder, "hello\n" * 5, "--max-kv-size", "40", "--system", "Be kind.", "--stats", "--ignore-eos")
     assert ran.exit_code == 0 and ran.stderr.count(note) == 1
     ran = chat(folder, "hello\n", "--max-kv-size", "40", "--system", "Be kind.", "--stats", "--ignore-eos")
