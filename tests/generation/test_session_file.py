@@ -2,10 +2,8 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +19,7 @@ from mlxgen.generation.session_file import SessionFileError, write
 from mlxgen.model import Model
 
 from ..support.models import letter_tokenizer, tiny_gpt2
+from ..support.processes import KILLED, dying_script
 
 N = 48
 
@@ -186,24 +185,24 @@ def test_an_empty_session_can_be_saved(model, tmp_path):
     assert mlx_lm_cache.load_prompt_cache(str(path))[0].offset == 0
 
 
-def test_killed_while_saving_the_old_file_is_whole(model, folder, tmp_path):
-    path = Session(model).save(tmp_path / "s")
+@pytest.mark.parametrize("part", [0, 0.5, 0.99])
+def test_killed_while_saving_the_old_file_is_whole(model, folder, tmp_path, part):
+    session = Session(model)
+    path = session.save(tmp_path / "s")
+    session.generate("Once upon a time", max_tokens=20, seed=1, ignore_eos=True)
+    size = session.save(tmp_path / "whole").stat().st_size
     script = (
-        "import sys, mlxgen\n"
-        "session = mlxgen.Session(mlxgen.load(sys.argv[1]))\n"
+        "session = mlxgen.Session(mlxgen.load(sys.argv[2]))\n"
         "session.generate('Once upon a time', max_tokens=20, seed=1, ignore_eos=True)\n"
-        "print('ready', flush=True)\n"
-        "while True:\n"
-        "    session.save(sys.argv[2])\n"
+        "session.save(sys.argv[3])\n"
     )
-    for wait in (0.001, 0.02, 0.05):
-        child = subprocess.Popen([sys.executable, "-c", script, folder, path], stdout=subprocess.PIPE)
-        assert child.stdout is not None and child.stdout.readline() == b"ready\n"
-        time.sleep(wait)
-        os.kill(child.pid, signal.SIGKILL)
-        child.wait()
-        child.stdout.close()
-        assert len(Session.load(path, model).tokens) in (0, 36)
+    command = dying_script(int(part * size), script, str(folder), str(path))
+    killed = subprocess.run(command, check=False, capture_output=True, timeout=120)
+    assert killed.returncode == KILLED, killed.stderr
+    assert Session.load(path, model).tokens == []
+    assert len(list(tmp_path.glob(".s.*"))) == 1, "what was written lies beside it"
+    assert Session.load(session.save(path), model).tokens == session.tokens
+    assert list(tmp_path.glob(".s.*")) == []
 
 
 def test_only_a_session_or_a_prompt_cache_is_replaced(model, folder, tmp_path):
