@@ -1,14 +1,14 @@
-"""The decoding loop by hand, from decoder, cache and samplers; prints how long the cache is at each boundary.
+"""The decoding loop by hand, from decoder, cache and samplers; prints the length of the cache after each step.
 
     python examples/decoding_loop.py [MODEL]
 
-A selected token is always one step ahead of the cache: it is in the text at once, but gets its keys and
-values only when it is processed to find the token after it. So after a prompt of n tokens and m selected ones
-the cache holds n + m - 1 positions. `mlxgen.stream` is this loop with options, stop texts, and the next pass
-already under way while you read.
+A selected token is always one step ahead of the cache. It joins the text at once, but its keys and values are computed
+only when it is processed to find the next token. So after a prompt of n tokens and m selected tokens, the cache holds
+n + m - 1 positions. `mlxgen.stream` is this loop with options and stop texts; it also starts the next pass before you
+read the current token.
 """
 
-import sys
+import argparse
 
 # mlxgen comes before MLX, to load a fast BLAS on Linux.
 import mlxgen
@@ -20,7 +20,9 @@ import mlx.core as mx
 
 MAX_TOKENS = 8
 
-model = mlxgen.load(sys.argv[1] if len(sys.argv) > 1 else "fairy-tales")
+parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+parser.add_argument("model", nargs="?", default="fairy-tales", help="a name or a folder (default: %(default)s)")
+model = mlxgen.load(parser.parse_args().model)
 cache = make_cache(model.config.n_layer)  # keys and values, one entry a layer
 
 
@@ -33,14 +35,13 @@ tokens = model.tokenizer.encode("Once upon")
 prompt = len(tokens)
 report("prompt")
 
-# 2. Prefill: the known prompt in one pass. ids [1, n] -> logits [1, n, V]; the last position predicts what
-# comes next.
+# 2. Prefill: the known prompt in one pass. ids [1, n] -> logits [1, n, V]; the last position predicts what comes next.
 logits = model.decoder(mx.array([tokens]), cache)[:, -1]  # [1, V]
 report("prefill")
 
 keys = mx.random.split(mx.random.key(7), MAX_TOKENS)  # one random key a step, all from one seed
 for key in keys:
-    # 3. Sample: temperature, top-k, one draw. (Greedy would be mlxgen.samplers.greedy(logits).)
+    # 3. Sample: temperature, top-k, one draw. (Greedy would be mlxgen.sampling.samplers.greedy(logits).)
     selected = draw(apply_top_k(apply_temperature(logits.astype(mx.float32), 0.8), 40), key)  # [1]
     # 4. Append: the token belongs to the text. It has no cache entries yet.
     token = int(selected.item())
@@ -49,8 +50,7 @@ for key in keys:
     # 6. ... until an end token, or the token limit: then the last token is never processed.
     if token in model.end_tokens or len(tokens) == prompt + MAX_TOKENS:
         break
-    # 5. Process that one token: every layer adds its K and V and reads the cache. ids [1, 1] -> logits [1, 1,
-    # V]
+    # 5. Process that one token: every layer adds its K and V and reads the cache. ids [1, 1] -> logits [1, 1, V]
     logits = model.decoder(selected[:, None], cache)[:, -1]
     report("processed it")
 

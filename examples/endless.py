@@ -1,13 +1,13 @@
-"""Text without end: many times more tokens than the model has positions, in constant memory and at a constant speed.
+"""Endless text: many times more tokens than the model has positions, in constant memory and at a constant speed.
 
     python examples/endless.py [TOKENS] [MODEL]
 
-When the position table is full and one more token has to be processed, the context slides: the cache is rebuilt
-from the first `keep` tokens and the newest of the others, half a table in all. So no position past the table is
-ever read, and the price of a slide is spread over half a table of tokens.
+When the position table is full and one more token has to be processed, the context slides: the cache is rebuilt from
+the first `keep` tokens and the newest of the rest, half a table in all. No position past the table is ever read, and
+the cost of a slide is spread over half a table of tokens.
 """
 
-import sys
+import argparse
 import time
 
 # mlxgen comes before MLX, to load a fast BLAS on Linux.
@@ -19,8 +19,12 @@ import mlx.core as mx
 KEEP = 4
 PROMPT = "Once upon a time"
 
-total = int(sys.argv[1]) if len(sys.argv) > 1 else 20_000
-model = mlxgen.load(sys.argv[2] if len(sys.argv) > 2 else "fairy-tales")
+parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+parser.add_argument("tokens", nargs="?", type=int, default=20_000, help="how many to generate (default: %(default)s)")
+parser.add_argument("model", nargs="?", default="fairy-tales", help="a name or a folder (default: %(default)s)")
+options = parser.parse_args()
+total = options.tokens
+model = mlxgen.load(options.model)
 session = mlxgen.Session(model, keep=KEEP, overflow="slide")
 
 lap = max(1, total // 20)  # a thousand of 20,000

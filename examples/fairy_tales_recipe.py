@@ -1,7 +1,7 @@
-"""The fairy-tales recipe, apart from the network: what the MLX and the torch training script share.
+"""The recipe of the fairy-tales model without the network: what the training scripts in MLX and in torch share.
 
-Corpus and tokenizer, the order of the batches, the learning-rate schedule, how validation is scored, and the
-model folder that comes out. Everything here is plain NumPy.
+Options, corpus and tokenizer, the order of the batches, the learning-rate schedule, how validation is scored, and the
+model folder that is written. Everything here is plain NumPy.
 """
 
 import argparse
@@ -32,16 +32,18 @@ Ids = npt.NDArray[np.int64]
 def options(description: str) -> argparse.ArgumentParser:
     """The options of both scripts; the defaults are the recipe of the bundled model."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--train", type=Path, required=True, help=f"tales, a line {END} between two")
-    parser.add_argument("--valid", type=Path, required=True, help="tales to measure on, never trained on")
-    parser.add_argument("--out", type=Path, default=Path("fairy-tales-run"), help="model folder and checkpoint")
-    parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--steps", type=int, help="length of the whole training, instead of --epochs")
-    parser.add_argument("--stop-at", type=int, help="stop at this step; the same command goes on from there")
-    parser.add_argument("--batch", type=int, default=8, help="windows a step")
+    parser.add_argument("--train", type=Path, required=True, help=f"a file of tales, separated by {END}")
+    parser.add_argument("--valid", type=Path, required=True, help="a file of tales to measure on, never trained on")
+    parser.add_argument(
+        "--out", type=Path, default=Path("fairy-tales-run"), help="folder of the model and the checkpoint"
+    )
+    parser.add_argument("--epochs", type=int, default=5, help="passes over the tales")
+    parser.add_argument("--steps", type=int, help="length of the training, instead of --epochs")
+    parser.add_argument("--stop-at", type=int, help="stop after this step; the same command resumes from there")
+    parser.add_argument("--batch", type=int, default=8, help="windows per step")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--width", type=int, default=256, help=f"a multiple of {HEAD_DIM}, the width of a head")
-    parser.add_argument("--context", type=int, default=512, help="tokens a window")
+    parser.add_argument("--context", type=int, default=512, help="tokens per window")
     parser.add_argument("--dropout", type=float, default=0.05)
     parser.add_argument("--muon-lr", type=float, default=0.02, help="for the blocks' matrices")
     parser.add_argument("--adam-lr", type=float, default=2e-3, help="for all other parameters")
@@ -63,12 +65,12 @@ class Data:
 
 
 def prepare(args: argparse.Namespace) -> Data:
-    """Read the tales; train the tokenizer, or take the one a stopped run has left in --out."""
-    args.out.mkdir(parents=True, exist_ok=True)
+    """Read the tales; train the tokenizer, or take the one that a stopped run left in --out."""
+    if args.width % HEAD_DIM:
+        sys.exit(f"Error: --width is {args.width}, which is not a multiple of {HEAD_DIM}")
     tales, held_out = read_tales(args.train), read_tales(args.valid)
     vocabulary = args.out / "tokenizer.json"
     tokenizer = Tokenizer.from_file(str(vocabulary)) if vocabulary.exists() else train_tokenizer(tales)
-    tokenizer.save(str(vocabulary))
     train = to_ids(tokenizer, tales)
     steps_per_epoch = (len(train) - 2 * args.context) // args.context // args.batch
     if steps_per_epoch < 1:
@@ -76,16 +78,22 @@ def prepare(args: argparse.Namespace) -> Data:
             f"Error: {args.train} holds {len(train)} tokens, too few for one batch of {args.batch} x "
             f"{args.context}; give more text, or a smaller --batch or --context"
         )
+    args.out.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(vocabulary))
     total = args.steps or args.epochs * steps_per_epoch
     return Data(tokenizer, train, to_ids(tokenizer, held_out), sum(map(len, held_out)), steps_per_epoch, total)
 
 
 def read_tales(path: Path) -> list[str]:
-    return [tale.strip() for tale in path.read_text(encoding="utf-8").split(END) if tale.strip()]
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        sys.exit(f"Error: cannot read {path}: {error.strerror}")
+    return [tale.strip() for tale in text.split(END) if tale.strip()]
 
 
 def train_tokenizer(tales: list[str]) -> Tokenizer:
-    """A byte-level BPE as GPT-2's, with at most 4,096 tokens; the end token is number 0."""
+    """A byte-level BPE like GPT-2's, with at most 4,096 tokens; the end token is number 0."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -99,20 +107,20 @@ def train_tokenizer(tales: list[str]) -> Tokenizer:
 
 
 def to_ids(tokenizer: Tokenizer, tales: list[str]) -> Ids:
-    """All tales in one row of ids, an end token before each."""
+    """All tales in one row of ids, with an end token before each."""
     end = tokenizer.token_to_id(END)
     return np.concatenate([np.array([end, *e.ids]) for e in tokenizer.encode_batch(tales)])
 
 
 class Batches:
-    """Which windows a step trains on. Depends on the seed and the step alone, so a run can resume."""
+    """The windows that a step trains on. They depend only on the seed and the step, so a run can resume."""
 
     def __init__(self, data: Data, args: argparse.Namespace) -> None:
         self.data, self.args = data, args
         self.epoch, self.order = -1, np.empty(0, np.int64)
 
     def __call__(self, step: int) -> Ids:
-        """ids [batch, context + 1]: each window and, one to the right, what it has to predict."""
+        """ids [batch, context + 1]: each window, and one token to the right of it for the last prediction."""
         epoch, at = divmod(step, self.data.steps_per_epoch)
         ids, context, batch = self.data.train, self.args.context, self.args.batch
         if epoch != self.epoch:  # cut the row into windows at a random offset, and shuffle them
@@ -136,8 +144,8 @@ def is_matrix(name: str, ndim: int) -> bool:
 def bits_per_character(data: Data, context: int, losses: Callable[[Ids], npt.NDArray[np.float32]]) -> float:
     """Score the validation tales in windows that overlap by half; each token after the first counts once.
 
-    losses: ids [1, L + 1] -> nats of each of the L predicted tokens, [L]. All but the first window's tokens
-    are predicted from at least half a window of context.
+    losses: ids [1, L + 1] -> nats of each of the L predicted tokens, [L]. After the first window, every token is
+    predicted from at least half a window of context.
     """
     nats, half = 0.0, context // 2
     for start in range(0, len(data.valid) - 1, half):
@@ -150,7 +158,7 @@ def bits_per_character(data: Data, context: int, losses: Callable[[Ids], npt.NDA
 
 
 class Progress:
-    """A line every 25 steps, with the mean loss since the last. Ctrl-C asks for a stop after the step."""
+    """Prints a line every 25 steps, with the mean loss since the last line. Ctrl-C stops after the current step."""
 
     def __init__(self, data: Data, args: argparse.Namespace, step: int, parameters: int) -> None:
         self.total, self.tokens_per_step = data.total, args.batch * args.context
@@ -175,7 +183,7 @@ class Progress:
 
 
 def config(data: Data, args: argparse.Namespace) -> dict[str, Any]:
-    """The model's config.json, as transformers writes it."""
+    """The entries of config.json, as transformers writes them."""
     end = data.tokenizer.token_to_id(END)
     return {
         "architectures": ["GPT2LMHeadModel"],
@@ -196,7 +204,7 @@ def config(data: Data, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def write_folder(data: Data, args: argparse.Namespace, tensors: dict[str, npt.NDArray[np.float32]]) -> None:
-    """Write the model as transformers does: its names, Conv1D matrices turned to [in, out], float16.
+    """Write the model as transformers does: its names, Conv1D matrices as [in, out], float16.
 
     tensors: GPT-2's names without prefix (`h.0.attn.c_attn.weight`), matrices [out, in].
     """

@@ -1,11 +1,12 @@
-"""Forty greedy tokens after "Far far away", by transformers' own loop and by mlxgen, from the same files.
+"""Forty greedy tokens after "Far far away", from the same files: one call of mlxgen, and a loop with transformers.
 
     python examples/far_far_away.py [FOLDER]
 
-The first half is the loop one writes with transformers and `past_key_values`; it runs where torch is
-installed. The second is one call.
+With transformers one writes the loop oneself and passes `past_key_values` along. That half runs only if torch and
+transformers are installed.
 """
 
+import argparse
 import importlib.util
 import sys
 import textwrap
@@ -18,14 +19,14 @@ PROMPT, MAX_TOKENS = "Far far away", 40
 
 
 def with_transformers(folder: str) -> list[int]:
-    """Pass the prompt once, then each new token alone; `past_key_values` is the cache."""
+    """Process the prompt once, then each new token on its own; `past_key_values` is the cache."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 
     logging.disable_progress_bar()
     logging.set_verbosity_error()
-    warnings.simplefilter("ignore", FutureWarning)  # newer releases would rather call it `cache`
+    warnings.simplefilter("ignore", FutureWarning)  # newer releases call it `cache`
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     ids, past, tokens = tokenizer(PROMPT, return_tensors="pt").input_ids, None, []
@@ -40,7 +41,10 @@ def with_transformers(folder: str) -> list[int]:
     return tokens
 
 
-folder = sys.argv[1] if len(sys.argv) > 1 else str(files("mlxgen.weights") / "fairy_tales")
+parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+bundled = str(files("mlxgen.weights") / "fairy_tales")
+parser.add_argument("folder", nargs="?", default=bundled, help="a model folder (default: the bundled model)")
+folder = parser.parse_args().folder
 generation = mlxgen.generate(mlxgen.load(folder), PROMPT, max_tokens=MAX_TOKENS, temperature=0)
 print(textwrap.fill(PROMPT + generation.text, 100))
 print(len(generation.tokens), "tokens, ended by", generation.finish_reason)
@@ -49,7 +53,7 @@ if importlib.util.find_spec("torch") and importlib.util.find_spec("transformers"
     same = with_transformers(folder) == generation.tokens
     print("transformers:", "the same tokens" if same else "other tokens")
 else:
-    print("transformers: not run, torch is not installed", file=sys.stderr)
+    print("transformers: not run, because torch or transformers is not installed", file=sys.stderr)
 
 # Prints:
 #   Far far away, and when he had gone a little way he came to a great forest, and he saw a little old

@@ -1,12 +1,13 @@
-"""Everything mlxgen claims about speed, both sides of each comparison in one run: GPT-2's 124M shape, float32.
+"""Everything mlxgen claims about speed, with both sides of each comparison in one run: GPT-2's 124M shape, float32.
 
-    pip install ".[bench]"          # the peers besides mlx-lm; without one its rows are missing
+    pip install ".[bench]"          # the peers other than mlx-lm; rows of a peer that is not installed are left out
     python examples/faster.py [RUNS]
 
-The sides run in turn, each in its own process, as their users run them, and the median of RUNS counts. The weights are
-random, so the texts of the lookahead rows are dictated: on both sides a logits processor leaves one token at each step.
+The sides take turns, each in its own process, as their users run them; the median of RUNS counts. The weights are
+random, so the texts of the lookahead rows are dictated: on both sides, a logits processor leaves one token a step.
 """
 
+import argparse
 import shutil
 import statistics
 import subprocess
@@ -52,7 +53,7 @@ class Row(NamedTuple):
     what: str
     value: float  # ours divided by theirs, or seconds
     numbers: str  # both sides
-    wanted: str = ""
+    wanted: str = ""  # what the value should be
 
 
 def peers(folder: Path, runs: int) -> Iterator[Row]:
@@ -104,7 +105,7 @@ def lookahead(model: mlxgen.Model, runs: int) -> Iterator[Row]:
 
 
 def dictated(model: mlxgen.Model, prompt: list[int], text: list[int], lookahead: bool) -> mlxgen.Generation:
-    """A greedy answer that is made to be the text."""
+    """A greedy answer that is forced to be the text."""
     return mlxgen.generate(
         model,
         prompt,
@@ -117,7 +118,7 @@ def dictated(model: mlxgen.Model, prompt: list[int], text: list[int], lookahead:
 
 
 def dictation(text: list[int], start: int, vocab_size: int) -> Callable[[mx.array, mx.array], mx.array]:
-    """A logits processor that leaves the text's next token alone."""
+    """A logits processor that rules out every token but the text's next one."""
     every = mx.arange(vocab_size)
 
     def dictate(tokens: mx.array, logits: mx.array) -> mx.array:
@@ -127,7 +128,7 @@ def dictation(text: list[int], start: int, vocab_size: int) -> Callable[[mx.arra
 
 
 def graph() -> Iterator[Row]:
-    """What Python builds for a step; these two are to be small."""
+    """What Python builds for a step: the smaller, the better."""
     measured = step_graph.measure()
     theirs = measured["mlx-lm"]
     for side, wanted in {"compiled": ("at most 0.6", "at most 0.75"), "plain": ("", "")}.items():
@@ -183,4 +184,6 @@ def show(rows: Iterator[Row]) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 3)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("runs", nargs="?", type=int, default=3, help="of each side (default: %(default)s)")
+    main(parser.parse_args().runs)

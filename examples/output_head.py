@@ -1,11 +1,13 @@
-"""The output head by hand: one hidden vector to one token, in NumPy and through mlxgen's samplers.
+"""The output head by hand: from one hidden vector to one token, in NumPy and with mlxgen's samplers.
 
     python examples/output_head.py
 
-The last layer leaves a vector h for the newest position. The head multiplies it with one column per
-vocabulary entry; the products are the logits. Softmax turns them into probabilities, and a rule picks a
-token. Three tokens and two dimensions are enough to follow every number.
+The last layer leaves a vector h for the newest position. The head multiplies h by a matrix with one column for each
+vocabulary entry; the products are the logits. Softmax turns them into probabilities, and a rule picks a token. Three
+tokens and two dimensions are enough to follow every number.
 """
+
+import argparse
 
 # mlxgen comes before MLX, to load a fast BLAS on Linux.
 from mlxgen.sampling.samplers import apply_temperature, apply_top_k, apply_top_p, draw, greedy
@@ -13,6 +15,8 @@ from mlxgen.sampling.samplers import apply_temperature, apply_top_k, apply_top_p
 # isort: split
 import mlx.core as mx
 import numpy as np
+
+argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
 
 VOCABULARY = ["king", "frog", "spoon"]
 h = np.array([1.0, 2.0])  # hidden vector [D]
@@ -33,7 +37,7 @@ index = int(logits.argmax())
 print(f"{'greedy':<32}", index, VOCABULARY[index])
 show("loss if 'king' is what follows", -np.log(probabilities[0]))
 
-# The same through the samplers that generate uses. They take logits [B, V] and give token ids [B].
+# The same with the samplers that mlxgen.generate uses. They take logits [B, V] and return token ids [B].
 row = mx.array(logits, mx.float32)[None]
 show("mlxgen probabilities", mx.softmax(row, axis=-1)[0])
 token = int(greedy(row).item())

@@ -1,12 +1,13 @@
-"""What Python builds for one decode step: primitives in its graph, and the time to build it, beside mlx-lm's.
+"""What Python builds for one decode step: the primitives in its graph and the time to build it, compared with mlx-lm.
 
     python examples/step_graph.py
 
-On Metal every primitive that is not a view is a kernel to launch. Here the graph is that of MLX's default device; on
-the CPU, LayerNorm and attention stand in it as what they are made of, on both sides. Twelve narrow layers: width
-changes neither number.
+On Metal, every primitive that is not a view is a kernel to launch. The graph is that of MLX's default device; on the
+CPU, LayerNorm and attention appear in it as the operations they consist of, on both sides. The model has twelve narrow
+layers: the width changes neither number.
 """
 
+import argparse
 import io
 import statistics
 import time
@@ -73,5 +74,6 @@ def measure() -> dict[str, tuple[int, float]]:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     for side, (count, seconds) in measure().items():
         print(f"{side:18}{count:6} primitives {seconds * 1000:8.3f} ms to build")

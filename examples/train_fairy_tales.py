@@ -3,20 +3,20 @@
     python examples/train_fairy_tales.py --train TALES --valid TALES --out run
     mlxgen generate -m run "Once upon a time"
 
-Training and generation run the same decoder, but not the same way.
+Training and generation run the same decoder in different ways.
 
-- Training knows the whole text. Every position of a window is handed the true tokens before it, never the
-  model's own guesses (teacher forcing), and has to predict the true next one. The causal mask keeps position
-  i from reading what comes after it, so one pass gives a window's 512 predictions in parallel: 512 losses,
-  -ln of the probability given to the token that really follows. Their mean is the cross-entropy; its gradient
-  moves the weights. Nothing is sampled, there is no cache, and dropout switches off some values at random so
-  that the model does not lean on any one of them.
-- Generation knows the text up to now. It processes one new token a pass, reads the rest from the cache of
-  keys and values, samples a token from the logits of the last position alone, and feeds its own choice back
-  in. Weights stay as they are and dropout is off.
+- Training knows the whole text. Every position of a window is given the true tokens before it, never the model's own
+  guesses (teacher forcing), and has to predict the true next token. The causal mask keeps a position from reading what
+  comes after it, so one pass makes the 512 predictions of a window in parallel. Each has a loss: -ln of the probability
+  given to the token that really follows. The mean of the losses is the cross-entropy; its gradient changes the weights.
+  Nothing is sampled and there is no cache. Dropout switches off some values at random, so that the model does not rely
+  on any one of them.
+- Generation knows the text so far. Each pass processes one new token, reads the rest from the cache of keys and values,
+  samples a token from the logits of the last position, and feeds that token back in. The weights do not change and
+  dropout is off.
 
-Muon trains the blocks' matrices, AdamW everything else. Every choice is seeded. After Ctrl-C the same command
-goes on from the checkpoint as if it had never stopped.
+Muon trains the matrices of the blocks, AdamW everything else. Every random choice is seeded. After Ctrl-C, the same
+command resumes from the checkpoint as if it had never stopped.
 """
 
 from pathlib import Path
@@ -50,7 +50,7 @@ from mlx.utils import tree_flatten, tree_map, tree_unflatten
 
 
 def initialise(decoder: GPT2, key: mx.array) -> None:
-    """GPT-2's initialisation: normal with deviation 0.02, less where a block adds to the residual stream."""
+    """GPT-2's initialisation: normal with standard deviation 0.02, less where a block adds to the residual stream."""
     start = []
     for name, p in tree_flatten(decoder.parameters()):
         if p.ndim == 2:
@@ -63,7 +63,7 @@ def initialise(decoder: GPT2, key: mx.array) -> None:
 
 
 def training_logits(decoder: GPT2, ids: mx.array, dropout: float, key: mx.array) -> mx.array:
-    """The decoder's own layers with dropout between them: ids [B, L] -> logits [B, L, V]."""
+    """The decoder's layers with dropout between them: ids [B, L] -> logits [B, L, V]."""
 
     def drop(x: mx.array) -> mx.array:
         kept = mx.random.bernoulli(1 - dropout, x.shape, key=next(keys))
@@ -79,7 +79,7 @@ def training_logits(decoder: GPT2, ids: mx.array, dropout: float, key: mx.array)
 
 
 class Muon(optim.Muon):
-    """MLX's Muon, its weight decay taken off the weights as AdamW does, not mixed into the gradient."""
+    """MLX's Muon with decoupled weight decay, as in AdamW: it shrinks the weights, and not the gradient."""
 
     def __init__(self, learning_rate: float, decay: float) -> None:
         super().__init__(learning_rate, momentum=0.95, weight_decay=0.0)
@@ -90,7 +90,7 @@ class Muon(optim.Muon):
 
 
 def clip(gradients: dict[str, mx.array]) -> dict[str, mx.array]:
-    """Shorten AdamW's part to norm 1 where it is longer; Muon looks at a gradient's direction only."""
+    """Clip the gradients that AdamW uses to norm 1; Muon uses only the direction of a gradient."""
     flat = tree_flatten(gradients)
     others, _ = optim.clip_grad_norm({n: g for n, g in flat if not is_matrix(n, g.ndim)}, CLIP_NORM)
     return tree_unflatten([(n, others.get(n, g)) for n, g in flat])
@@ -104,7 +104,7 @@ def save(checkpoint: Path, decoder: GPT2, optimizer: optim.MultiOptimizer, step:
 
 
 def restore(checkpoint: Path, decoder: GPT2, optimizer: optim.MultiOptimizer) -> int:
-    """The step at which the saved run goes on; 0 where there is none."""
+    """The step from which the saved run resumes; 0 if there is none."""
     if not checkpoint.exists():
         return 0
     state = tree_unflatten(list(mx.load(str(checkpoint)).items()))

@@ -2,10 +2,9 @@
 
     python examples/train_fairy_tales_torch.py --train TALES --valid TALES --out run --compile
 
-The shipped weights come from this script. MLX is made for Metal; on an x86 CPU torch trains the same
-network sooner. The network, the loss, the optimizers and the schedule are those of
-train_fairy_tales.py, and what it writes is the same folder. It saves as it goes; after Ctrl-C the same
-command goes on where it stopped.
+The shipped weights were made by this script: on an x86 CPU, torch trains the same network faster than MLX. The network,
+the loss, the optimizers and the schedule are those of train_fairy_tales.py, and so is the folder that it writes. It
+saves checkpoints; after Ctrl-C, the same command resumes from the last one.
 """
 
 import argparse
@@ -35,7 +34,7 @@ from torch import Tensor, nn
 
 
 class Block(nn.Module):
-    """LayerNorm before attention and before the MLP, as in GPT-2. HF's names, torch's [out, in] weights."""
+    """LayerNorm before attention and before the MLP, as in GPT-2. Names of Hugging Face, weights as [out, in]."""
 
     def __init__(self, width: int, dropout: float) -> None:
         super().__init__()
@@ -83,8 +82,7 @@ class GPT2(nn.Module):
 class Muon(torch.optim.Optimizer):
     """Momentum, then the nearest orthogonal matrix by five Newton-Schulz steps (Jordan et al., 2024).
 
-    torch.optim.Muon does these products in bfloat16, which a CPU without that type emulates; this one is
-    float32.
+    torch.optim.Muon computes these products in bfloat16, which most CPUs emulate; this one computes in float32.
     """
 
     def __init__(self, params: list[nn.Parameter], lr: float, weight_decay: float) -> None:
@@ -118,7 +116,7 @@ def save(checkpoint: Path, model: GPT2, optimizers: list[torch.optim.Optimizer],
 
 
 def restore(checkpoint: Path, model: GPT2, optimizers: list[torch.optim.Optimizer]) -> int:
-    """The step at which the saved run goes on; 0 where there is none."""
+    """The step from which the saved run resumes; 0 if there is none."""
     if not checkpoint.exists():
         return 0
     saved = torch.load(checkpoint, weights_only=True)
@@ -131,7 +129,7 @@ def restore(checkpoint: Path, model: GPT2, optimizers: list[torch.optim.Optimize
 
 def main(argv: list[str] | None = None) -> None:
     parser = options(str(__doc__).splitlines()[0])
-    parser.add_argument("--compile", action="store_true", help="torch.compile, which needs a C++ compiler")
+    parser.add_argument("--compile", action="store_true", help="use torch.compile, which needs a C++ compiler")
     args = parser.parse_args(argv)
     data = prepare(args)
     torch.manual_seed(args.seed)

@@ -1,9 +1,10 @@
-"""The examples run as they stand, and print what the comment at their end says."""
+"""The examples run as they stand, print what the comment at their end says, and answer --help."""
 
 import importlib
 import importlib.util
 import os
 import re
+import runpy
 import subprocess
 import sys
 from importlib.resources import files
@@ -11,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import needs_compiler
+from ..conftest import needs_compiler
+from ..support.models import letter_tokenizer, tiny_gpt2
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
+EXAMPLES = Path(__file__).parent.parent.parent / "examples"
+PROGRAMS = sorted({file.name for file in EXAMPLES.glob("*.py")} - {"fairy_tales_recipe.py", "device_queue.py"})
 BUNDLED = files("mlxgen.weights") / "fairy_tales" / "config.json"
 TALE = "Once upon a time a fox came to the king, far far away, and said that the moon was made of bread. " * 12
 
@@ -97,3 +100,30 @@ def test_a_dictated_text_is_the_answer_with_lookahead_and_without(model, monkeyp
     answers = [faster.dictated(model, prompt, text, lookahead) for lookahead in (True, False)]
     assert [answer.tokens for answer in answers] == [text, text]
     assert answers[0].accepted > answers[1].accepted == 0
+
+
+def test_memory_stays_and_no_position_past_the_table_is_read(tmp_path):
+    folder = tiny_gpt2(tokenizer=letter_tokenizer(), n_embd=256).write(tmp_path / "m")
+    printed = run("endless.py", 600, folder)
+    assert "Highest position read: 63, of a table of 64" in printed
+    *_, (tokens, slides) = re.findall(r"^ *([\d,]+) .* MB +\d+ +(\d+)$", printed, re.M)
+    processed = len("Once upon a time") + 600 - 1  # the last one is not
+    assert (tokens, int(slides)) == ("600", 1 + (processed - 65) // 32), "at the 65th, and at every 32nd from there"
+    change = re.search(r"Peak memory, end against 60 tokens: (\S+) %", printed)
+    assert change is not None and abs(float(change[1])) <= 2
+
+
+@pytest.mark.parametrize(("arguments", "status"), [(["--help"], 0), (["--nonsense"], 2)], ids=["help", "nonsense"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_each_program_answers_help_refuses_unknown_options_and_leaves_nothing(
+    name, arguments, status, monkeypatch, tmp_path, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    monkeypatch.setattr(sys, "argv", [name, *arguments])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+    assert ended.value.code == status
+    printed = capsys.readouterr()
+    assert (printed.out if status == 0 else printed.err).startswith(f"usage: {name}")
+    assert list(tmp_path.iterdir()) == []

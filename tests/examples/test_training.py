@@ -17,7 +17,7 @@ import mlxgen
 
 torch = pytest.importorskip("torch")
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
+EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 TALE = """Once upon a time there lived a miller who had a daughter and a grey cat. Every morning the cat went down
 to the river and asked the river whether the king had passed, and every morning the river said that he had not.
 
@@ -148,6 +148,13 @@ def test_the_rate_warms_up_stays_and_falls_to_nothing():
     assert rate(1000, 1000) == 0.0
 
 
-def test_too_little_text_is_told_in_one_line(corpus, tmp_path):
-    with pytest.raises(SystemExit, match=r"^Error: .*too few .* smaller --batch or --context$"):
-        script("train_fairy_tales").main([*corpus, "--out", str(tmp_path / "run"), "--batch", "500"])
+def test_bad_input_is_told_in_one_line_before_anything_is_written(corpus, tmp_path):
+    out = tmp_path / "run"
+    for changes, told in (
+        (["--batch", "500"], r"^Error: .*too few .* smaller --batch or --context$"),
+        (["--width", "100"], r"^Error: --width is 100, which is not a multiple of 64$"),
+        (["--train", str(tmp_path / "none.txt")], r"^Error: cannot read .*none\.txt: No such file"),
+    ):
+        with pytest.raises(SystemExit, match=told):
+            script("train_fairy_tales").main([*corpus, "--out", str(out), *changes])
+        assert not out.exists()
