@@ -1,43 +1,21 @@
-"""Checkpoints that transformers and mlx-lm wrote come out of our decoder with the logits they had there."""
+"""Checkpoints that transformers wrote come out of our decoder with the logits they had there."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 import numpy as np
 import pytest
-import tokenizers
 import torch
 import transformers
 from mlx.utils import tree_flatten
 from safetensors.torch import load_file, save_file
 
-import mlxgen
-from mlxgen.errors import MlxgenError, ModelError, OptionError
-from mlxgen.weights.load import end_tokens, open_decoder
+from mlxgen.errors import ModelError
+from mlxgen.weights.load import open_decoder
 
-SIZES: dict[str, Any] = {"n_embd": 64, "n_head": 4, "n_layer": 2, "n_positions": 24, "vocab_size": 97}
-IDS = np.random.default_rng(1).integers(0, 97, (2, 20))
-
-
-def theirs(**options: Any) -> transformers.GPT2LMHeadModel:
-    """A GPT-2 with random weights, large enough that a wrong orientation or a lost bias shows."""
-    torch.manual_seed(0)
-    ends = {"eos_token_id": 96, "bos_token_id": 96}
-    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**SIZES | ends | options)).eval()
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.normal_(0, 0.2)
-    return model
-
-
-def their_logits(model: transformers.GPT2LMHeadModel) -> np.ndarray:
-    with torch.no_grad():
-        logits: np.ndarray = model.float()(torch.tensor(IDS)).logits.numpy()
-    return logits
+from .transformers_gpt2 import IDS, SIZES, edit_config, their_logits, theirs
 
 
 def assert_same_logits(folder: Path, wanted: np.ndarray, tolerance: float = 1e-4) -> None:
@@ -59,11 +37,6 @@ def to_mlx(name: str, weight: torch.Tensor) -> tuple[str, torch.Tensor]:
     turned = name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight"))
     name = f"model.{name.removeprefix('transformer.')}" if name != "lm_head.weight" else name
     return name, weight.T.contiguous() if turned else weight
-
-
-def edit_config(folder: Path, **entries: Any) -> None:
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | entries))
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -185,69 +158,6 @@ def test_a_classifier_is_refused_by_its_head(tmp_path: Path) -> None:
         open_decoder(tmp_path)
 
 
-# --- packed folders, as mlx-lm's quantize writes them
-
-
-def quantize(folder: Path, mode: str, group_size: int, bits: int, skip: str = "-") -> None:
-    """Pack a checkpoint's two-dimensional weights in place, all but those whose path contains ``skip``."""
-    decoder = open_decoder(folder)
-    nn.quantize(
-        decoder,
-        group_size,
-        bits,
-        mode=mode,
-        class_predicate=lambda path, module: hasattr(module, "to_quantized") and skip not in path,
-    )
-    mx.save_safetensors(str(folder / "model.safetensors"), dict(tree_flatten(decoder.parameters())))
-    edit_config(folder, quantization={"group_size": group_size, "bits": bits, "mode": mode})
-
-
-@pytest.mark.parametrize(
-    ("mode", "group_size", "bits"),
-    [("affine", 64, 4), ("affine", 32, 8), ("affine", 64, 3), ("mxfp4", 32, 4), ("mxfp8", 32, 8)],
-)
-@pytest.mark.parametrize("tied", [True, False])
-def test_packed_weights_unpacked_or_not_give_the_same_logits(
-    tmp_path: Path, mode: str, group_size: int, bits: int, tied: bool
-) -> None:
-    theirs(tie_word_embeddings=tied).save_pretrained(tmp_path)
-    exact = np.array(open_decoder(tmp_path)(mx.array(IDS)))
-    quantize(tmp_path, mode, group_size, bits)
-    plain, packed = open_decoder(tmp_path, packed=False), open_decoder(tmp_path, packed=True)
-    assert isinstance(packed.layers[0].mlp.c_fc, nn.QuantizedLinear)
-    assert type(plain.layers[0].mlp.c_fc) is nn.Linear
-    logits = np.array(plain(mx.array(IDS)))
-    np.testing.assert_allclose(np.array(packed(mx.array(IDS))), logits, atol=2e-3, rtol=1e-3)
-    if bits == 8 and mode == "affine":
-        assert np.corrcoef(logits.ravel(), exact.ravel())[0, 1] > 0.99
-
-
-def test_only_the_layers_with_scales_are_packed(tmp_path: Path) -> None:
-    theirs().save_pretrained(tmp_path)
-    quantize(tmp_path, "affine", 32, 4, skip="attn")
-    decoder = open_decoder(tmp_path, packed=True)
-    assert isinstance(decoder.layers[1].mlp.c_fc, nn.QuantizedLinear)
-    assert type(decoder.layers[1].attn.c_attn) is nn.Linear
-
-
-# --- whole models
-
-
-@pytest.mark.parametrize("packed", [True, False])
-def test_a_tied_head_stored_packed_once_more_is_still_tied(tmp_path: Path, packed: bool) -> None:
-    theirs().save_pretrained(tmp_path)
-    quantize(tmp_path, "affine", 32, 8)
-    plain = open_decoder(tmp_path, packed=packed)(mx.array(IDS))
-    file = tmp_path / "model.safetensors"
-    weights = dict(mx.load(str(file)))
-    for part in ("weight", "scales", "biases"):
-        weights[f"lm_head.{part}"] = mx.array(weights[f"model.wte.{part}"])
-    mx.save_safetensors(str(file), weights)
-    decoder = open_decoder(tmp_path, packed=packed)
-    assert decoder.config.tie_word_embeddings
-    assert mx.array_equal(decoder(mx.array(IDS)), plain)
-
-
 def test_elsewhere_a_few_weights_of_another_type_take_that_of_the_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -259,52 +169,3 @@ def test_elsewhere_a_few_weights_of_another_type_take_that_of_the_rest(
     model.save_pretrained(tmp_path)
     types = {array.dtype for _, array in tree_flatten(open_decoder(tmp_path).parameters())}
     assert types == {mx.float16}
-
-
-def save_tokenizer(folder: Path, end: int = 96) -> None:
-    vocabulary = {f"t{i}": i for i in range(97)}
-    words = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="t0"))
-    words.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    words.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": f"t{end}", "unk_token": "t0"}))
-
-
-def test_load_gives_a_whole_model(tmp_path: Path) -> None:
-    model = theirs()
-    model.save_pretrained(tmp_path)
-    save_tokenizer(tmp_path, end=95)
-    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [3, 4]}))
-    loaded = mlxgen.load(str(tmp_path))
-    assert loaded.name == str(tmp_path) and loaded.config == loaded.decoder.config
-    assert loaded.end_tokens == {3, 4, 95, 96}
-    prompt = loaded.tokenizer.encode("t1 t2 t3")
-    assert prompt == [1, 2, 3]
-    expected = model.generate(torch.tensor([prompt]), max_new_tokens=8, do_sample=False, eos_token_id=200)
-    tokens = list(prompt)
-    for _ in range(8):
-        tokens.append(int(mx.argmax(loaded.decoder(mx.array([tokens]))[0, -1]).item()))
-    assert tokens == expected[0].tolist()
-
-
-def test_end_tokens_come_from_three_places(tmp_path: Path) -> None:
-    config = mlxgen.GPT2Config.from_dict({"model_type": "gpt2", "vocab_size": 50, "eos_token_id": 5})
-    assert end_tokens(tmp_path, config, None) == {5}
-    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [6, 5, 50256]}')
-    assert end_tokens(tmp_path, config, 7) == {5, 6, 7}
-    assert end_tokens(tmp_path, config, 50) == {5, 6}
-    for wrong in ('{"eos_token_id": "x"}', "[]", "{"):
-        (tmp_path / "generation_config.json").write_text(wrong)
-        with pytest.raises(ModelError, match=r"generation_config\.json"):
-            end_tokens(tmp_path, config, None)
-
-
-def test_a_revision_of_a_folder_is_wrong_use(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="revision"):
-        mlxgen.load(str(tmp_path), revision="main")
-
-
-def test_a_folder_without_weights_points_to_convert_when_pytorch_has_them(tmp_path: Path) -> None:
-    theirs().save_pretrained(tmp_path)
-    shutil.move(tmp_path / "model.safetensors", tmp_path / "pytorch_model.bin")
-    with pytest.raises(MlxgenError, match="mlxgen convert"):
-        mlxgen.load(str(tmp_path))

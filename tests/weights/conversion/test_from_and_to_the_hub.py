@@ -1,4 +1,4 @@
-"""Converting from the hub and to it: the real huggingface_hub client against a small hub on this machine."""
+"""Converting from the hub and uploading to it, with the real huggingface_hub client and a small local hub."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from huggingface_hub import constants, metadata_load
 import mlxgen
 from mlxgen.cli.main import main
 
-from ..support.hub import COMMIT, Hub
-from ..support.models import tiny_gpt2
+from ...support.hub import COMMIT, Hub
+from ...support.models import tiny_gpt2
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_a_download_cut_off_half_way_goes_on_in_the_next_run(
 def test_a_nanogpt_without_a_tokenizer_gets_gpt2s_when_its_size_is_gpt2s(tales: Hub, files: dict[str, bytes]) -> None:
     import torch
 
-    from ..support import torch_gpts
+    from ...support import torch_gpts
 
     sizes = {"n_layer": 1, "n_head": 2, "n_embd": 8, "block_size": 16, "vocab_size": 50304, "bias": False}
     model = torch_gpts.GPT(50304, 16, 1, 2, 8, bias=False)

@@ -1,4 +1,4 @@
-"""A folder is there whole or not at all: existing folders, failures half-way, kill -9, full disks."""
+"""A folder is replaced as a whole or not at all: existing folders, failures, kill -9, full disks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mlxgen.weights import convert
 from mlxgen.weights.files.replace_folder import remove_leftovers, replacing_folder
 from mlxgen.weights.hub.names import BUNDLED_FOLDER
 
-from ..support.models import tiny_gpt2
+from ...support.models import tiny_gpt2
 
 
 @pytest.fixture(scope="module")

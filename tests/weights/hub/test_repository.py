@@ -1,4 +1,4 @@
-"""A model's name becomes a folder: the real huggingface_hub client against a small hub on this machine."""
+"""Models from the hub: the real huggingface_hub client against a small local hub."""
 
 import os
 import subprocess
@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from mlxgen.errors import ModelError, OptionError
+from mlxgen.errors import ModelError
 from mlxgen.weights.hub.locate import resolve
-from mlxgen.weights.hub.names import ALIASES, BUNDLED_FOLDER
+from mlxgen.weights.hub.names import ALIASES
 from mlxgen.weights.hub.repository import needed_files
 
-from ..support.hub import COMMIT, CONFIG, WHOLE, Hub
+from ...support.hub import COMMIT, CONFIG, WHOLE, Hub
 
 
 def refusal(name: str, revision: str | None = None) -> str:
@@ -164,49 +164,6 @@ def test_a_fresh_process_uses_hf_endpoint_and_its_cache(hub: Hub, tmp_path: Path
     assert "%|" not in first.stderr  # no progress bar where there is no terminal
     offline = run(HF_HUB_OFFLINE="1")
     assert offline.returncode == 0 and offline.stdout == first.stdout
-
-
-# --- names that need no hub
-
-
-@pytest.mark.skipif(not BUNDLED_FOLDER.is_dir(), reason="the bundled model is not built")
-def test_the_bundled_model_is_a_folder_of_the_package(hub: Hub) -> None:
-    assert resolve("fairy-tales") == BUNDLED_FOLDER
-    assert not hub.asked
-
-
-def test_a_local_folder_comes_before_an_alias(hub: Hub, tmp_path: Path) -> None:
-    (tmp_path / "gpt2").mkdir()
-    (tmp_path / "gpt2" / "config.json").write_bytes(CONFIG)
-    assert resolve("gpt2") == Path("gpt2")
-    assert resolve(f"{tmp_path}/gpt2/") == tmp_path / "gpt2"
-    with pytest.raises(OptionError, match="is a local folder"):
-        resolve("gpt2", "main")
-    assert not hub.asked
-
-
-@pytest.mark.parametrize("name", ["./x", "../x", "/nowhere/x", "~/nowhere-x", "x/", "a/b/c", "a\\b"])
-def test_what_looks_like_a_path_but_is_not_there(hub: Hub, name: str) -> None:
-    assert refusal(name) == f"{name}: no such folder"
-    assert not hub.asked
-
-
-def test_names_that_nothing_can_have(hub: Hub) -> None:
-    assert "did you mean gpt2-medium" in refusal("gpt2-meduim")
-    assert "owner/name" in refusal("zzz")
-    assert "name is empty" in refusal("  ")
-    assert "not a valid name" in refusal("some one/na me")
-    assert not hub.asked
-
-
-def test_folders_that_hold_no_model(tmp_path: Path) -> None:
-    assert "empty folder" in refusal(str(tmp_path))
-    (tmp_path / "notes.txt").write_text("x")
-    assert "no config.json" in refusal(str(tmp_path))
-    assert "a file; give the folder" in refusal(str(tmp_path / "notes.txt"))
-    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "gpt2"}')
-    message = refusal(str(tmp_path))
-    assert "LoRA adapter" in message and "gpt2" in message
 
 
 def test_safetensors_come_before_pickles_and_subfolders_do_not_count() -> None:

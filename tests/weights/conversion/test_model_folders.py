@@ -18,10 +18,12 @@ from mlxgen.weights import convert
 from mlxgen.weights.hub.names import BUNDLED_FOLDER
 from mlxgen.weights.load import open_decoder
 
-from ..support import oracles
-from ..support.models import LAYOUTS, tiny_gpt2
+from ...support import oracles
+from ...support.models import LAYOUTS, tiny_gpt2
 
 PROMPT = "Far far away"
+
+
 TINY = tiny_gpt2()
 
 

@@ -1,0 +1,65 @@
+"""A folder becomes a whole model: its decoder, its tokenizer and the tokens that end an answer."""
+
+import json
+import shutil
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+import tokenizers
+import torch
+
+import mlxgen
+from mlxgen.errors import MlxgenError, ModelError, OptionError
+from mlxgen.weights.load import end_tokens
+
+from .transformers_gpt2 import theirs
+
+
+def save_tokenizer(folder: Path, end: int = 96) -> None:
+    vocabulary = {f"t{i}": i for i in range(97)}
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="t0"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    words.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": f"t{end}", "unk_token": "t0"}))
+
+
+def test_load_gives_a_whole_model(tmp_path: Path) -> None:
+    model = theirs()
+    model.save_pretrained(tmp_path)
+    save_tokenizer(tmp_path, end=95)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [3, 4]}))
+    loaded = mlxgen.load(str(tmp_path))
+    assert loaded.name == str(tmp_path) and loaded.config == loaded.decoder.config
+    assert loaded.end_tokens == {3, 4, 95, 96}
+    prompt = loaded.tokenizer.encode("t1 t2 t3")
+    assert prompt == [1, 2, 3]
+    expected = model.generate(torch.tensor([prompt]), max_new_tokens=8, do_sample=False, eos_token_id=200)
+    tokens = list(prompt)
+    for _ in range(8):
+        tokens.append(int(mx.argmax(loaded.decoder(mx.array([tokens]))[0, -1]).item()))
+    assert tokens == expected[0].tolist()
+
+
+def test_end_tokens_come_from_three_places(tmp_path: Path) -> None:
+    config = mlxgen.GPT2Config.from_dict({"model_type": "gpt2", "vocab_size": 50, "eos_token_id": 5})
+    assert end_tokens(tmp_path, config, None) == {5}
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [6, 5, 50256]}')
+    assert end_tokens(tmp_path, config, 7) == {5, 6, 7}
+    assert end_tokens(tmp_path, config, 50) == {5, 6}
+    for wrong in ('{"eos_token_id": "x"}', "[]", "{"):
+        (tmp_path / "generation_config.json").write_text(wrong)
+        with pytest.raises(ModelError, match=r"generation_config\.json"):
+            end_tokens(tmp_path, config, None)
+
+
+def test_a_revision_of_a_folder_is_wrong_use(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="revision"):
+        mlxgen.load(str(tmp_path), revision="main")
+
+
+def test_a_folder_without_weights_points_to_convert_when_pytorch_has_them(tmp_path: Path) -> None:
+    theirs().save_pretrained(tmp_path)
+    shutil.move(tmp_path / "model.safetensors", tmp_path / "pytorch_model.bin")
+    with pytest.raises(MlxgenError, match="mlxgen convert"):
+        mlxgen.load(str(tmp_path))
