@@ -83,7 +83,7 @@ def test_the_terminal_tells_what_was_done(tmp_path: Path, source: Path) -> None:
     options = ["-q", "8", "--group-size", "32", "--dtype", "float16", "--verify"]
     result = CliRunner().invoke(main, ["convert", str(source), "-o", str(out), *options])
     assert result.exit_code == 0 and not result.stderr
-    for told in ("model folder", str(out), "36,544", "8 bits in groups of 32", "256 bytes a token", "perplexity"):
+    for told in ("model folder", str(out), "36,544", "8 bits in groups of 32", "256 bytes per token", "perplexity"):
         assert told in result.stdout
     result = CliRunner().invoke(main, ["convert", str(source), "-o", str(out), "--force", "--json", *options])
     entries = json.loads(result.stdout)

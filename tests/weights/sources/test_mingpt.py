@@ -55,7 +55,7 @@ def test_a_bare_nanogpt_with_masks_is_told_from_mingpt_by_its_head(tmp_path: Pat
     assert agree(mlx_logits(done.folder), torch_gpts.logits(model, IDS))
     command = ["convert", str(tmp_path / "nano.pt"), "--config", str(config), "--vocab", str(vocab), "--force"]
     result = CliRunner().invoke(main, [*command, "-o", str(tmp_path / "out")])
-    assert "activation  gelu is assumed (--config FILE can name another)\n" in result.stdout
+    assert "activation  gelu is assumed; set another with --config FILE\n" in result.stdout
     config.write_text('{"n_head": 4, "activation_function": "gelu_new"}')
     result = CliRunner().invoke(main, [*command, "-o", str(tmp_path / "out")])
     assert result.exit_code == 0 and "assumed" not in result.stdout
