@@ -17,6 +17,8 @@ from functools import partial
 import mlx.core as mx
 import mlx.nn as nn
 
+MEMORY_FACTS = "/proc/meminfo"
+
 _wiring = threading.Lock()
 _wired = _limit_before = 0
 
@@ -95,3 +97,14 @@ def device_name() -> str:
     kind = "cpu" if on_cpu() else "gpu"
     name = mx.device_info().get("device_name", platform.machine())
     return f"{name} ({kind})"
+
+
+def free_memory() -> int:
+    """Bytes that may still be taken: what Metal recommends, or what the system has free."""
+    if not on_cpu():
+        return int(mx.device_info()["max_recommended_working_set_size"]) - mx.get_active_memory()
+    with contextlib.suppress(OSError, StopIteration), open(MEMORY_FACTS) as facts:
+        # Linux: what is free, and what it gives back from its caches of files
+        return 1024 * next(int(line.split()[1]) for line in facts if line.startswith("MemAvailable:"))
+    pages = "SC_AVPHYS_PAGES" if "SC_AVPHYS_PAGES" in os.sysconf_names else "SC_PHYS_PAGES"
+    return os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE")

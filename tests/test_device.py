@@ -58,3 +58,11 @@ def test_metal_keeps_the_weights_resident_while_anything_is_generated(monkeypatc
     monkeypatch.setattr(device, "on_cpu", lambda: True)
     with device.wired_memory():
         assert limits == [7, 100, 7, 100, 7]
+
+
+def test_what_caches_of_files_hold_counts_as_free(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(device, "on_cpu", lambda: True)
+    monkeypatch.setattr(device, "MEMORY_FACTS", str(tmp_path / "meminfo"))
+    assert device.free_memory() > 0  # no such file, as on macOS
+    (tmp_path / "meminfo").write_text("MemTotal:  9000 kB\nMemFree:  10 kB\nMemAvailable:  3000 kB\n")
+    assert device.free_memory() == 3000 * 1024

@@ -6,9 +6,7 @@ weights are read once for all of them. A row that ends makes room for the next p
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from typing import Unpack, cast
 
@@ -31,7 +29,6 @@ from mlxgen.generation.results import Generation
 from mlxgen.model import Model
 from mlxgen.network.batch_cache import BatchCache
 
-MEMORY_FACTS = "/proc/meminfo"
 MOST_ROWS = 32  # more rows gain little: by then arithmetic, not reading the weights, takes the time
 
 NO_GUESSES = "is for one prompt at a time: leave it out of a batch, whose prompts share their passes"
@@ -132,7 +129,7 @@ def fitting_batch_size(model: Model, max_kv_size: int | None = None) -> int:
     positions = min(config.n_positions, max_kv_size or config.n_positions)
     cache = config.cache_bytes_per_token(model.decoder.model.wpe.weight.dtype.size) * positions
     logits = 8 * 4 * config.vocab_size  # float32, and what the rules make of them
-    return max(1, min(MOST_ROWS, _free_memory() // 2 // (cache + logits)))
+    return max(1, min(MOST_ROWS, device.free_memory() // 2 // (cache + logits)))
 
 
 class Table:
@@ -277,14 +274,3 @@ def _raising(found: Iterator[BatchGeneration | Failure]) -> Iterator[BatchGenera
         if isinstance(outcome, Failure):
             raise outcome.error
         yield outcome
-
-
-def _free_memory() -> int:
-    """Bytes that may still be taken: what Metal recommends, or what the system has free."""
-    if not device.on_cpu():
-        return int(mx.device_info()["max_recommended_working_set_size"]) - mx.get_active_memory()
-    with suppress(OSError, StopIteration), open(MEMORY_FACTS) as facts:
-        # Linux: what is free, and what it gives back from its caches of files
-        return 1024 * next(int(line.split()[1]) for line in facts if line.startswith("MemAvailable:"))
-    pages = "SC_AVPHYS_PAGES" if "SC_AVPHYS_PAGES" in os.sysconf_names else "SC_PHYS_PAGES"
-    return os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE")

@@ -7,14 +7,10 @@ a file is believed: its header is checked before an array is read, then the mode
 from __future__ import annotations
 
 import errno
-import glob
 import hashlib
 import json
-import math
 import os
-import struct
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, cast
@@ -22,30 +18,19 @@ from typing import Any, NoReturn, TypeVar, cast
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_unflatten
 
-from mlxgen.errors import MlxgenError, OptionError
+from mlxgen.atomic_file import replacing_file
+from mlxgen.errors import MlxgenError, OptionError, reason_of
 from mlxgen.generation.context import ContextState
 from mlxgen.generation.fingerprint import array_bytes, fingerprint
 from mlxgen.generation.request import ContextOptions
 from mlxgen.generation.sliding import Slide
 from mlxgen.model import Model
 from mlxgen.network.cache import KVCache, RotatingKVCache
+from mlxgen.safetensors_header import HeaderError, read_header
 
 SUFFIX = ".safetensors"  # mlx-lm tells the format by it
 FORMAT = "1"
-MAX_HEADER = 64 << 20  # bytes
-ITEM_SIZES = {
-    "F32": 4,
-    "F16": 2,
-    "BF16": 2,
-    "I64": 8,
-    "I32": 4,
-    "I16": 2,
-    "I8": 1,
-    "U64": 8,
-    "U32": 4,
-    "U8": 1,
-    "BOOL": 1,
-}
+FIRST_CLASS = "1.0"  # the metadata entry that names the first layer's class in a prompt cache
 S = TypeVar("S")
 CLASSES: Mapping[str, Callable[..., Any]] = {"KVCache": KVCache, "RotatingKVCache": RotatingKVCache}
 
@@ -82,20 +67,12 @@ def write(state: ContextState, model: Model, path: str | Path, notes: Mapping[st
     }
     own["digest"] = _digest(arrays, own)
     metadata = dict(tree_flatten([own, [type(layer).__name__ for layer in state.cache], scalars]))
-    part = path.with_name(f".{path.stem}.{os.getpid()}.part{SUFFIX}")
-    _sweep(path)
     try:
-        mx.save_safetensors(str(part), arrays, cast(dict[str, str], metadata))
-        if not _is_whole(part):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        with part.open("rb+") as file:
-            os.fsync(file.fileno())
-        part.replace(path)
+        with replacing_file(path) as part:
+            mx.save_safetensors(str(part), arrays, cast(dict[str, str], metadata))
+            _check_complete(part)
     except (OSError, RuntimeError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error).splitlines()[0]
-        raise SessionFileError(f"cannot save the session to {path}: {reason}") from None
-    finally:
-        part.unlink(missing_ok=True)
+        raise SessionFileError(f"cannot save the session to {path}: {reason_of(error)}") from None
     return path
 
 
@@ -108,16 +85,16 @@ def read(path: str | Path, model: Model, build: Callable[[ContextState], S]) -> 
     if not path.exists():
         path = _with_suffix(path)
     try:
-        _check_header(path)
+        read_header(path)
         loaded = cast(
             tuple[dict[str, mx.array], dict[str, str]], mx.load(str(path), "safetensors", return_metadata=True)
         )
         arrays, metadata = loaded
         mx.eval(arrays)
     except OSError as error:
-        raise SessionFileError(f"cannot open the session file {path}: {error.strerror or error}") from None
-    except RuntimeError as error:
-        _refuse(path, f"it cannot be read ({str(error).splitlines()[0]})")
+        raise SessionFileError(f"cannot open the session file {path}: {reason_of(error)}") from None
+    except (HeaderError, RuntimeError) as error:
+        _refuse(path, f"not a readable session file ({reason_of(error)})")
     try:
         entries = tree_unflatten(list(metadata.items()))
         own, classes, scalars = entries[:3] if entries and isinstance(entries, list) else [{}] * 3
@@ -225,66 +202,23 @@ def _caches(path: Path, model: Model, classes: Sequence[str], states: Sequence[S
     return caches
 
 
-def _check_header(path: Path) -> None:
-    """Refuse a file whose header is broken or whose arrays end elsewhere than the file does."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        start = file.read(8)
-        length = struct.unpack("<Q", start)[0] if len(start) == 8 else MAX_HEADER + 1
-        if length > min(MAX_HEADER, size - 8):
-            _refuse(path, "it is cut short, or no session file")
-        try:
-            header = json.loads(file.read(length))
-            entries = [entry for name, entry in header.items() if name != "__metadata__"]
-            counts = [ITEM_SIZES[entry["dtype"]] * math.prod(entry["shape"]) for entry in entries]
-            spans = [tuple(entry["data_offsets"]) for entry in entries]
-            good = all(end - start == count >= 0 <= start for (start, end), count in zip(spans, counts, strict=True))
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            good = False
-    if not good:
-        _refuse(path, "its header is damaged, or it is no session file")
-    if max((end for _, end in spans), default=0) + 8 + length != size:
-        _refuse(path, "it is cut short")
-
-
-def _is_whole(path: Path) -> bool:
-    """Whether all that was written has arrived; it has not on a full disk."""
+def _check_complete(path: Path) -> None:
+    """Raise OSError where not all that was written has arrived, as on a full disk."""
     try:
-        _check_header(path)
-    except SessionFileError:
-        return False
-    return True
+        read_header(path)
+    except HeaderError:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from None
 
 
 def _check_place(path: Path) -> None:
     """Refuse to replace what is no prompt cache, such as a model's weights. An empty file is nobody's work."""
     try:
-        if not path.is_file() or path.stat().st_size == 0:
-            return
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(length)) if length <= MAX_HEADER else {}
-        cache = "1.0" in header["__metadata__"]  # the first layer's class
+        if path.is_file() and path.stat().st_size and FIRST_CLASS not in read_header(path).metadata:
+            raise HeaderError("no prompt cache")
     except OSError as error:
-        raise SessionFileError(f"cannot save the session to {path}: {error.strerror or error}") from None
-    except (ValueError, TypeError, KeyError, RecursionError):
-        cache = False
-    if not cache:
-        _refuse(path, "it exists and is no session file, so it is not replaced; choose another name")
-
-
-def _sweep(path: Path) -> None:
-    """Remove the parts that killed processes left of files for this place."""
-    for part in path.parent.glob(f".{glob.escape(path.stem)}.*.part{SUFFIX}"):
-        number = part.name.split(".")[-3]
-        try:
-            if number.isdecimal() and int(number) > 0:
-                os.kill(int(number), 0)  # sends nothing, and fails where there is no such process
-        except ProcessLookupError:
-            with suppress(OSError):
-                part.unlink()
-        except (OSError, OverflowError):
-            continue  # another user's process
+        raise SessionFileError(f"cannot save the session to {path}: {reason_of(error)}") from None
+    except HeaderError:
+        _refuse(path, "it exists and is not a session file, so it is not replaced; choose another name")
 
 
 def _digest(arrays: Mapping[str, mx.array], own: Mapping[str, str]) -> str:

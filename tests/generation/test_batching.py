@@ -2,15 +2,14 @@
 
 import importlib
 import random
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import pytest
 
 import mlxgen
+from mlxgen import device
 from mlxgen.errors import ContextError, NumericError, OptionError
 from mlxgen.generation.batching import Failure, fitting_batch_size, outcomes
 from mlxgen.generation.context import Context
@@ -183,7 +182,7 @@ def test_bad_options_are_told(model: mlxgen.Model, options: dict[str, Any], mess
 def test_the_batch_size_follows_the_memory(model: mlxgen.Model, monkeypatch: pytest.MonkeyPatch) -> None:
     row = model.config.cache_bytes_per_token(4) * N_POSITIONS + 8 * 4 * model.config.vocab_size
     for free, expected in ((0, 1), (2 * 5 * row, 5), (10**12, 32)):
-        monkeypatch.setattr(sys.modules["mlxgen.generation.batching"], "_free_memory", lambda free=free: free)
+        monkeypatch.setattr(device, "free_memory", lambda free=free: free)
         assert fitting_batch_size(model) == expected
 
 
@@ -209,12 +208,3 @@ def test_the_peak_of_memory_is_that_of_the_whole_batch(model: mlxgen.Model, monk
     assert peaks == sorted(peaks)
     mlxgen.generate(model, "a", max_tokens=2)
     assert len(resets) == 2
-
-
-def test_what_caches_of_files_hold_counts_as_free(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    module = importlib.import_module("mlxgen.generation.batching")
-    monkeypatch.setattr(module.device, "on_cpu", lambda: True)
-    monkeypatch.setattr(module, "MEMORY_FACTS", str(tmp_path / "meminfo"))
-    assert module._free_memory() > 0  # no such file, as on macOS
-    (tmp_path / "meminfo").write_text("MemTotal:  9000 kB\nMemFree:  10 kB\nMemAvailable:  3000 kB\n")
-    assert module._free_memory() == 3000 * 1024

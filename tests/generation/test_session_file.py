@@ -148,7 +148,7 @@ def test_a_truncated_or_edited_file_is_refused(model, tmp_path):
     whole = path.read_bytes()
     for length in (0, 4, 9, 100, len(whole) // 2, len(whole) - 1):
         path.write_bytes(whole[:length])
-        with pytest.raises(SessionFileError, match=r"cut short|damaged"):
+        with pytest.raises(SessionFileError, match="not a readable session file"):
             Session.load(path, model)
     for at in np.random.default_rng(0).integers(0, len(whole), 60):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
@@ -173,7 +173,7 @@ def test_files_that_are_something_else_are_refused(model, folder, tmp_path):
         with pytest.raises(SessionFileError, match="no prompt cache"):
             Session.load(weights, model)
     (tmp_path / "text.safetensors").write_text("Once upon a time " * 9)
-    with pytest.raises(SessionFileError, match="cut short, or no"):
+    with pytest.raises(SessionFileError, match="not a readable session file"):
         Session.load(tmp_path / "text.safetensors", model)
     with pytest.raises(SessionFileError, match="cannot save"):
         Session(model).save(tmp_path / "no" / "such" / "folder")
@@ -214,7 +214,7 @@ def test_only_a_session_or_a_prompt_cache_is_replaced(model, folder, tmp_path):
     text.write_text("Once upon a time " * 9)
     for path in (weights, text):
         before = path.read_bytes()
-        with pytest.raises(SessionFileError, match="is no session file, so it is not replaced") as caught:
+        with pytest.raises(SessionFileError, match="is not a session file, so it is not replaced") as caught:
             session.save(path)
         assert path.read_bytes() == before and "\n" not in str(caught.value)
     theirs = mlx_lm_cache.load_prompt_cache(str(session.save(tmp_path / "ours")))
@@ -222,14 +222,3 @@ def test_only_a_session_or_a_prompt_cache_is_replaced(model, folder, tmp_path):
     (tmp_path / "empty.safetensors").touch()
     for name in ("ours", "theirs", "empty"):
         assert Session.load(session.save(tmp_path / name), model).tokens == session.tokens
-
-
-def test_what_a_killed_save_left_is_swept_up_by_the_next(model, tmp_path):
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
-    left = tmp_path / f".a[b].{gone.pid}.part.safetensors"
-    others = [tmp_path / f".{name}.part.safetensors" for name in (f"c.{gone.pid}", f"a[b].{os.getppid()}", "a[b].x")]
-    for path in (left, *others):
-        path.touch()
-    Session(model).save(tmp_path / "a[b]")
-    assert not left.exists() and all(path.exists() for path in others)
