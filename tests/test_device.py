@@ -1,5 +1,7 @@
 """The device: what it computes in, how weights lie in its memory, and what stays resident."""
 
+from pathlib import Path
+
 import mlx.core as mx
 import pytest
 

@@ -1,7 +1,6 @@
 """Session files: saved in one process and continued in another, shared with mlx-lm, refused when they are not right."""
 
 import json
-import os
 import subprocess
 import sys
 from dataclasses import replace
