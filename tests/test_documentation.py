@@ -181,6 +181,9 @@ def test_names_in_the_text_exist(page: Page) -> None:
     """Commands, options, public names, and files of the project."""
     for code in page.code_spans:
         check_name(code)
+    for block in page.blocks:
+        for name in re.findall(r"\w+/\w+\.py", block.text if block.language == "text" else ""):
+            assert (ROOT / "mlxgen" / name).is_file(), f"{page.path.name}:{block.line}: there is no {name}"
 
 
 def check_name(code: str) -> None:
