@@ -63,7 +63,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with tiny stand-ins for the models that the pages name, and checkpoints of nanoGPT and minGPT."""
     folder = tmp_path_factory.mktemp("models")
     for seed, name in enumerate(MODELS):
-        tiny_gpt2(seed, n_embd=64).write(folder / name)
+        tiny_gpt2(seed, n_embd=64, n_layer=1).write(folder / name)
     shape = {"n_positions": 16, "n_layer": 1, "n_head": 2, "width": 32}
     characters = {character: number for number, character in enumerate("abcdefgh \n")}
     (folder / "characters.json").write_text(json.dumps(characters))
@@ -110,13 +110,14 @@ def test_commands_and_python_blocks_run(
 
 
 def run(command: str, at: str) -> str:
-    """What a command prints on standard output; fails unless it succeeds. A plain one runs in this process."""
+    """What a terminal would show of a command; fails unless it succeeds. A plain one runs in this process."""
     if command.startswith("mlxgen ") and not re.search(r"[|<>]", command):
         done = CliRunner().invoke(main, shlex.split(command, comments=True)[1:], input="")
         assert done.exit_code == 0, f"{at}: {command}: {done.output} {done.exception!r}"
-        return done.stdout
-    ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=300)
-    assert ended.returncode == 0, f"{at}: {command}: {ended.stderr}"
+        return done.output
+    streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    ended = subprocess.run(["bash", "-c", command], **streams, text=True, timeout=300)
+    assert ended.returncode == 0, f"{at}: {command}: {ended.stdout}"
     return ended.stdout
 
 
