@@ -4,7 +4,7 @@
     transformer.h.0.attn.c_attn.weight [in, out]   what transformers saves, with or without lm_head.weight
     model.h.0.attn.c_attn.weight [out, in]         what mlx-lm's convert writes; packed layers have .scales
 
-The first two keep the four products of a block as GPT-2's "Conv1D", [in, out]; the decoder has nn.Linear,
+The first two store the four linear layers of a block as GPT-2's "Conv1D", [in, out]. The decoder has nn.Linear,
 [out, in].
 """
 
@@ -43,7 +43,7 @@ class Source:
 class Layout:
     """A checkpoint matched to the decoder: a source for each parameter, and the layers that are packed.
 
-    Even where the config ties the head to the embedding, a checkpoint may have a head: see `DecoderWeights`.
+    A checkpoint may have a head although the config ties it to the embedding: see `decoder_weights`.
     """
 
     sources: Mapping[str, Source]
@@ -101,7 +101,7 @@ def decoder_shapes(config: GPT2Config) -> dict[str, Shape]:
 def match(stored: Mapping[str, StoredTensor], config: GPT2Config) -> Layout:
     """Find each parameter of the decoder among the tensors of a checkpoint.
 
-    Raises ModelError naming the tensors that are missing, unexpected, or not of the config's shape.
+    Raises ModelError that names the tensors which are missing, unexpected, or of another shape than the config's.
     """
     prefix = next((p for p in ("transformer.", "model.") if any(name.startswith(p) for name in stored)), "")
     conv1d = prefix != "model."
@@ -123,7 +123,7 @@ def match(stored: Mapping[str, StoredTensor], config: GPT2Config) -> Layout:
     if config.tie_word_embeddings and HEAD in sources:
         if EMBEDDING in sources:
             expected[HEAD] = expected[EMBEDDING]
-        else:  # tied the other way round: one tensor serves both
+        else:  # the head is stored in place of the embedding
             sources[EMBEDDING] = sources.pop(HEAD)
     packed = {} if conv1d else _packed(sources, config, expected)
     unexpected += [source.name for target, source in sources.items() if target not in expected]
@@ -151,7 +151,7 @@ def _packed(sources: Mapping[str, Source], config: GPT2Config, expected: dict[st
             raise ModelError(f"the weights are quantized ({target}), but config.json has no quantization entry")
         entry = config.quantization.for_layer(path)
         if entry is None:
-            continue  # the config says it is not packed: its scales are unexpected
+            continue  # not packed according to the config, so its scales are unexpected
         rows, columns = expected[f"{path}.weight"]
         if columns % entry.group_size:
             raise ModelError(f"{path}: rows of {columns} weights cannot be split into groups of {entry.group_size}")

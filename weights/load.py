@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -12,15 +12,14 @@ import mlx.nn as nn
 from mlxgen import device
 from mlxgen.errors import ModelError, reason_of
 from mlxgen.json_file import read_json
+from mlxgen.model import Model
 from mlxgen.network.config import GPT2Config, Quantization, read_config, token_ids
+from mlxgen.network.decoder import GPT2
+from mlxgen.text.tokenizer import load_tokenizer
 from mlxgen.weights.files.arrays import load_arrays
 from mlxgen.weights.hub.locate import resolve
 from mlxgen.weights.layouts import Source, decoder_shapes, read_layout
 from mlxgen.weights.parameters import DecoderWeights, Read, decoder_weights
-
-if TYPE_CHECKING:
-    from mlxgen.model import Model
-    from mlxgen.network.decoder import GPT2
 
 
 def open_model(name: str, *, revision: str | None = None) -> Model:
@@ -29,9 +28,6 @@ def open_model(name: str, *, revision: str | None = None) -> Model:
     revision: a branch, tag or commit on the hub. Raises ModelError with the cause and the way out, or OptionError for
     a revision of a local folder.
     """
-    from mlxgen.model import Model
-    from mlxgen.text.tokenizer import load_tokenizer
-
     folder = resolve(name, revision)
     decoder = open_decoder(folder)
     tokenizer = load_tokenizer(folder, n_embeddings=decoder.config.vocab_size)
@@ -54,15 +50,13 @@ def open_decoder(folder: Path, *, packed: bool | None = None) -> GPT2:
     )
     try:
         mx.eval(decoder.parameters())
-    except (RuntimeError, ValueError) as error:  # the file changed since its header was read
+    except (RuntimeError, ValueError) as error:  # the file has changed since its header was read
         raise ModelError(f"{folder}: the weights cannot be read ({reason_of(error)})") from None
     return decoder
 
 
 def build_decoder(weights: DecoderWeights, *, packed: bool) -> GPT2:
     """A decoder with these weights, still lazy. packed: whether packed layers stay so."""
-    from mlxgen.network.decoder import GPT2
-
     decoder = GPT2(weights.config)
     if packed:
         _pack_modules(decoder, weights.layout.packed)

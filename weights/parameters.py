@@ -1,4 +1,4 @@
-"""The weights of a checkpoint under the decoder's names, as lazy arrays: stored or unpacked, with a head or tied."""
+"""The weights of a checkpoint as lazy arrays under the decoder's names, as stored or unpacked."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class DecoderWeights:
         """The type that `unpacked` gives."""
         entry = self._packing(target)
         if entry is not None and entry.mode != "affine":
-            return BFLOAT16  # what mx.dequantize makes of scales that are powers of two
+            return BFLOAT16  # mx.dequantize gives it for scales that are powers of two
         source = target if entry is None else target.removesuffix("weight") + "scales"
         return BY_TAG[self.layout.sources[source].tensor.dtype]
 
@@ -59,8 +59,8 @@ class DecoderWeights:
 def decoder_weights(config: GPT2Config, layout: Layout, read: Read) -> DecoderWeights:
     """The weights of a matched checkpoint.
 
-    Where the config ties the head and the checkpoint has one all the same, the two are compared, as in transformers:
-    an equal head is dropped, and a different one is kept and the config no longer ties it.
+    If the checkpoint has a head although the config ties it to the embedding, the two are compared, as in transformers.
+    A head that equals the embedding is dropped. One that differs is kept, and the config then no longer ties it.
     """
     weights = DecoderWeights(config, layout, read)
     if not config.tie_word_embeddings or HEAD not in layout.sources:

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import tokenizers
+
 from mlxgen.errors import ModelError
 from mlxgen.json_file import read_json
 from mlxgen.weights.sources.pytorch import read_plain_pickle
@@ -60,8 +62,6 @@ def read_vocabulary(content: Any, file: Path) -> dict[str, int]:
 
 def character_tokenizer(vocabulary: Mapping[str, int]) -> str:
     """The text of a tokenizer.json with one token for each character. Unknown characters are dropped when encoding."""
-    import tokenizers
-
     library = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=dict(vocabulary), merges=[]))
     library.decoder = tokenizers.decoders.Fuse()
     return library.to_str(pretty=True)

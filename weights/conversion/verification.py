@@ -5,18 +5,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
 from mlxgen.errors import ModelError
+from mlxgen.network.decoder import GPT2
 from mlxgen.sampling.softmax import log_softmax
 from mlxgen.text.tokenizer import load_tokenizer
 from mlxgen.weights.load import build_decoder, open_decoder
 from mlxgen.weights.parameters import DecoderWeights
-
-if TYPE_CHECKING:
-    from mlxgen.network.decoder import GPT2
 
 MAX_TOKENS = 256
 #: Lincoln's Gettysburg Address, 1863: in the public domain, and long enough to tell models apart.

@@ -1,4 +1,4 @@
-"""Why the hub did not do what was asked, in one line: the cause and the way out."""
+"""Why a download or an upload failed, in one line with the way out."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def explain_download(repo: str, revision: str | None, error: Exception) -> str:
 
 
 def explain_upload(error: Exception) -> str:
-    """Why an upload failed, without a way out where the error itself has none."""
+    """Why an upload failed."""
     from huggingface_hub import errors
 
     if _status(error) in (401, 403) or isinstance(error, errors.LocalTokenNotFoundError):

@@ -26,6 +26,6 @@ def repository_of(name: str) -> str:
 
 
 def suggestion(name: str) -> str:
-    """ " (did you mean gpt2?)" for a misspelt name, else an empty text."""
+    """A hint for a misspelt name, such as " (did you mean gpt2?)"; an empty text if no name is similar."""
     near = difflib.get_close_matches(name.rpartition("/")[2].lower(), [BUNDLED, *ALIASES], n=1)
     return f" (did you mean {near[0]}?)" if near else ""

@@ -1,4 +1,4 @@
-"""The files of a repository on the hub, in huggingface_hub's cache: which are needed, and how to get them there."""
+"""Downloading a model's repository into huggingface_hub's cache: which of its files are needed, and what is cached."""
 
 from __future__ import annotations
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import mlx.core as mx
 
 from mlxgen.weights.files.headers import StoredTensor
-
-if TYPE_CHECKING:
-    import mlx.core as mx
 
 
 @dataclass(frozen=True, slots=True)

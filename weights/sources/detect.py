@@ -1,15 +1,17 @@
-"""The format of a checkpoint is detected from its files and the names of its tensors."""
+"""Detecting the format of a checkpoint from its files and the names of its tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import mlx.core as mx
 
 from mlxgen.errors import ModelError
 from mlxgen.json_file import read_json
 from mlxgen.network.config import GPT2Config
+from mlxgen.weights.files.arrays import load_arrays
 from mlxgen.weights.files.headers import read_headers
 from mlxgen.weights.files.model_folder import (
     INDEX,
@@ -27,9 +29,6 @@ from mlxgen.weights.sources.checkpoint import Checkpoint, LazyTensor
 from mlxgen.weights.sources.openai_release import refuse_release
 from mlxgen.weights.sources.pytorch import read_pickle, state_dict
 from mlxgen.weights.sources.state_dict import checkpoint_from_tensors, plain_names
-
-if TYPE_CHECKING:
-    import mlx.core as mx
 
 PICKLED_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 UNSUPPORTED = {".h5": "TensorFlow", ".msgpack": "Flax", ".onnx": "ONNX", ".gguf": "llama.cpp", ".npz": "NumPy"}
@@ -137,8 +136,6 @@ def _from_safetensors(files: Sequence[Path]) -> dict[str, LazyTensor]:
 
 def _reader(file: Path, name: str) -> Callable[[], mx.array]:
     def read() -> mx.array:
-        from mlxgen.weights.files.arrays import load_arrays
-
         return load_arrays(file)[name]  # lazy: only this tensor is read, and nothing keeps it afterwards
 
     return read

@@ -9,12 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import mlx.core as mx
 
 from mlxgen.weights.sources.checkpoint import LazyTensor
-
-if TYPE_CHECKING:
-    import mlx.core as mx
 
 ENTRIES: dict[str, Any] = {"activation_function": "gelu_new", "layer_norm_epsilon": 1e-5}
 FIRST_ENTRIES: dict[str, Any] = ENTRIES | {"activation_function": "gelu", "tie_word_embeddings": False}
@@ -72,8 +71,6 @@ def _joined(parts: list[LazyTensor]) -> LazyTensor:
     rows = sum(part.stored.shape[0] for part in parts)
 
     def read() -> mx.array:
-        import mlx.core as mx
-
         return mx.concatenate([part.read() for part in parts])
 
     return LazyTensor(replace(first, shape=(rows, *first.shape[1:])), read)

@@ -9,14 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import mlx.core as mx
 
 from mlxgen.dtypes import BY_TAG
 from mlxgen.weights.files.headers import StoredTensor
 from mlxgen.weights.sources.checkpoint import LazyTensor
-
-if TYPE_CHECKING:
-    import mlx.core as mx
 
 ENTRIES: dict[str, Any] = {
     "activation_function": "gelu",
@@ -38,8 +37,6 @@ def _zero_bias(weight: StoredTensor) -> LazyTensor:
     stored = replace(weight, shape=weight.shape[:1])
 
     def zeros() -> mx.array:
-        import mlx.core as mx
-
         return mx.zeros(stored.shape, BY_TAG[stored.dtype].mlx)
 
     return LazyTensor(stored, zeros)

@@ -7,15 +7,14 @@ import re
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import mlx.core as mx
 
 from mlxgen.dtypes import BY_NAME, FLOAT32
 from mlxgen.errors import ModelError, printable, reason_of
 from mlxgen.weights.files.headers import StoredTensor
 from mlxgen.weights.sources.checkpoint import LazyTensor
-
-if TYPE_CHECKING:
-    import mlx.core as mx
 
 STATE_DICT_KEYS = ("model", "state_dict", "model_state_dict")  # where training scripts keep the state dict
 ZIP = b"PK\x03\x04"
@@ -87,7 +86,6 @@ def _lazy(file: Path, name: str, tensor: Any) -> LazyTensor:
 
 def _reader(file: Path, name: str, tensor: Any) -> Callable[[], mx.array]:
     def read() -> mx.array:
-        import mlx.core as mx
         import torch
 
         try:

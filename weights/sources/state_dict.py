@@ -15,6 +15,7 @@ from typing import Any
 from mlxgen.errors import ModelError
 from mlxgen.json_file import read_json
 from mlxgen.weights.layouts import listed
+from mlxgen.weights.parameters import same_numbers
 from mlxgen.weights.sources import mingpt, nanogpt
 from mlxgen.weights.sources.checkpoint import Checkpoint, LazyTensor
 
@@ -88,8 +89,6 @@ def _is_tied(tensors: Mapping[str, LazyTensor]) -> bool:
     head, embedding = tensors.get("lm_head.weight"), tensors.get("model.wte.weight")
     if head is None or embedding is None:
         return True
-    from mlxgen.weights.parameters import same_numbers  # which imports MLX
-
     return head.stored.shape == embedding.stored.shape and same_numbers(head.read(), embedding.read())
 
 
