@@ -21,6 +21,7 @@ from mlxgen.cli.progress import prefill_bar
 from mlxgen.cli.prompt import read_prompt
 
 if TYPE_CHECKING:
+    from mlxgen.generation.answer import Answer
     from mlxgen.generation.results import Generation
     from mlxgen.model import Model
 
@@ -94,18 +95,25 @@ def generate(ctx: click.Context, /, prompt: str | None, **given: Any) -> None:
             record = steps.finish()
             write_json(_entries(model, record, sample))
         else:
-            write(("\n" if sample else "") + (text if echo else ""))
-            for step in steps:
-                if step.text:
-                    write(step.text)
-            write("\n")
-            record = steps.generation
+            write("\n" if sample else "")
+            record = _stream(steps, text if echo else "")
             if request.logprobs and not quiet:
                 _say_candidates(model, record)
         if record.finish_reason == "context" and not record.tokens and not quiet:
             say(FULL_HINT.format(model.config.n_positions))
         if talk:
             say_statistics(record)
+
+
+def _stream(steps: Answer, prompt: str) -> Generation:
+    """Print the prompt once it is processed, which may take a progress bar, then each piece of text as it comes."""
+    unwritten = prompt
+    for step in steps:
+        if unwritten or step.text:
+            write(unwritten + step.text)
+            unwritten = ""
+    write(unwritten + "\n")
+    return steps.generation
 
 
 def _entries(model: Model, record: Generation, sample: int) -> dict[str, Any]:

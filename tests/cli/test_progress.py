@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from ..support.models import tiny_gpt2
 from .running import Screen, on_terminal, one_line
 
 # `mlxgen score` on a file, with a model that shows some progress and then ends in the way that is asked for.
@@ -68,6 +69,16 @@ def test_it_is_one_line_at_any_width_and_notes_stay_above_it(columns: int) -> No
     screen = Screen(output, columns)
     assert "".join(screen.rows).startswith("Warning: [b]a long warning a long warning")
     assert sum("Conve" in line for line in screen.lines) == 1, "drawn once: every frame replaced the one before"
+
+
+def test_the_echoed_prompt_is_whole_after_its_bar(tmp_path: Path) -> None:
+    model = tiny_gpt2(n_positions=2048).write(tmp_path / "model")
+    prompt = "Far far away, " * 100 + "the end"
+    options = ("--greedy", "-n", "1", "--no-stats")
+    code, output = on_terminal("-m", "mlxgen", "generate", prompt, "-m", str(model), *options)
+    assert code == 0 and any("Reading the prompt" in frame for frame in frames(output))
+    left = "".join(Screen(output).rows)
+    assert left.startswith(prompt) and "Reading" not in left and "━" not in left
 
 
 def test_a_conversion_leaves_its_summary_alone_on_the_screen(folder: str, tmp_path: Path) -> None:
