@@ -54,6 +54,19 @@ def guess_options(function: F) -> F:
     return lookahead(draft(function))
 
 
+def file_options(function: F) -> F:
+    """Add where the results for the lines of a file go, and whether they are resumed. See `jsonl.run`."""
+    output = click.option(
+        "-o",
+        "--output",
+        default="-",
+        metavar="OUT",
+        help='File for the results of many lines, or "-" for standard output.  [default: -]',
+    )
+    overwrite = click.option("--overwrite", is_flag=True, help="Start over instead of resuming from what OUT holds.")
+    return output(overwrite(function))
+
+
 def output_options(function: F) -> F:
     as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line instead of text.")
     stats = click.option(

@@ -43,7 +43,7 @@ NOT_RUN = {
     "mlxgen bench": "takes minutes, and measures nothing beside other tests",
     "examples/endless.py 20000": "takes minutes",
     "examples/faster.py": "takes minutes",
-    "mlx.launch": "starts processes that listen on ports; tests/cli/test_batch_command.py runs it",
+    "mlx.launch": "starts processes that listen on ports; tests/cli/test_jsonl_processes.py runs it",
 }
 
 # What the pages get from the hub or have at home: tiny models, in folders of these names, which come before the hub's.

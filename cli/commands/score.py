@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mlxgen.cli.options import model_options, open_model, quiet_option
+from mlxgen.cli.options import file_options, model_options, open_model, quiet_option
 from mlxgen.cli.output import stdout_is_terminal, write, write_json
 from mlxgen.cli.progress import progress_bar
 from mlxgen.cli.prompt import read_text
@@ -39,8 +39,7 @@ JSONL_SUFFIXES = (".jsonl", ".ndjson")
 @click.option("--per-token", is_flag=True, help="Show each token with its log-probability and rank.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
 @click.option("--jsonl", is_flag=True, help="Score many texts: FILE has one JSON object per line.")
-@click.option("-o", "--output", default="-", metavar="OUT", help="With many texts, write the results to OUT.")
-@click.option("--overwrite", is_flag=True, help="Start over instead of resuming from what OUT holds.")
+@file_options
 @quiet_option
 def score(source: str, **given: Any) -> None:
     """Score the text in FILE, or on standard input without its last line break: log-likelihood (nats), cross-entropy

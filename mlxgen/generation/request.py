@@ -159,6 +159,7 @@ def check_options(**options: Unpack[Options]) -> Request:
     check_whole("logprobs", own.get("logprobs", 0), 0)
     own["stop"] = StopText(own.get("stop", ())).stops
     own["logits_processors"] = _processors(own.get("logits_processors") or ())
+    _check_flag("ignore_eos", own.get("ignore_eos", False))
     _check_guessing(own.get("lookahead", False), own.get("draft"))
     return Request(
         sampling=Sampling(**{name: given[name] for name in SAMPLING if name in given}),
@@ -196,9 +197,13 @@ def _processors(given: object) -> tuple[LogitsProcessor, ...]:
     return tuple(given)
 
 
+def _check_flag(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise OptionError(f"{name} must be True or False, not {value!r}")
+
+
 def _check_guessing(lookahead: object, draft: object) -> None:
-    if not isinstance(lookahead, bool):
-        raise OptionError(f"lookahead must be True or False, not {lookahead!r}")
+    _check_flag("lookahead", lookahead)
     if draft is not None and not isinstance(draft, Model):
         raise OptionError(f"draft must be a model, as mlxgen.load() gives, not {type(draft).__name__}")
     if lookahead and draft is not None:

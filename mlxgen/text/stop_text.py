@@ -26,7 +26,7 @@ class StopText:
     """
 
     def __init__(self, stops: str | Sequence[str] = ()) -> None:
-        if not isinstance(stops, Iterable):
+        if not isinstance(stops, Sequence):
             raise OptionError(f"a stop text must be text, not {stops!r}")
         self.stops = (stops,) if isinstance(stops, str) else tuple(stops)
         for stop in self.stops:

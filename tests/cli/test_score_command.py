@@ -3,50 +3,36 @@
 import json
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 import mlxgen
-from mlxgen.cli.main import main
-
-from ..support.models import tiny_gpt2
 
 TEXT = "the king had the horse; so the horse had the king, and there it ended.\n"
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    tiny = tiny_gpt2(n_positions=32, n_embd=16, n_layer=1, n_head=2)
-    return tiny.write(tmp_path_factory.mktemp("model") / "tiny")
-
-
 @pytest.fixture
-def run(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("MLXGEN_MODEL", str(folder))
-
-    def call(*arguments: str, stdin: str = "") -> Result:
-        return CliRunner().invoke(main, ["score", *arguments], input=stdin)
-
-    return call
+def run(run_here: Callable[..., Result]) -> Callable[..., Result]:
+    return partial(run_here, "score")
 
 
-def test_json_holds_what_python_gives(run: Callable[..., Result], folder: Path) -> None:
+def test_json_holds_what_python_gives(run: Callable[..., Result], small_folder: Path) -> None:
     Path("text.txt").write_text(TEXT)
     result = run("text.txt", "--json", "--stride", "5", "--context", "once ")
     assert result.exit_code == 0, result.output
     entry = json.loads(result.stdout)
-    expected = mlxgen.score(mlxgen.load(str(folder)), TEXT, stride=5, context="once ")
+    expected = mlxgen.score(mlxgen.load(str(small_folder)), TEXT, stride=5, context="once ")
     assert entry["tokens"] == expected.tokens and entry["ranks"] == expected.ranks
     assert entry["logprobs"] == pytest.approx(expected.logprobs)
     for name in ("total", "loss", "perplexity", "bits_per_byte", "n_bytes", "n_scored"):
         assert entry[name] == pytest.approx(getattr(expected, name))
 
 
-def test_text_output_and_each_token(run: Callable[..., Result], folder: Path) -> None:
-    expected = mlxgen.score(mlxgen.load(str(folder)), "the king")
+def test_text_output_and_each_token(run: Callable[..., Result], small_folder: Path) -> None:
+    expected = mlxgen.score(mlxgen.load(str(small_folder)), "the king")
     result = run(stdin="the king\n")
     assert dict(line.split(None, 1) for line in result.stdout.splitlines() if "bits" not in line) == {
         "tokens": str(expected.n_scored),
@@ -59,7 +45,7 @@ def test_text_output_and_each_token(run: Callable[..., Result], folder: Path) ->
     assert all(float(line.split()[0]) < 0 and int(line.split()[1]) >= 1 for line in lines[1:])
 
 
-def test_many_texts_and_choices(run: Callable[..., Result], folder: Path) -> None:
+def test_many_texts_and_choices(run: Callable[..., Result], small_folder: Path) -> None:
     choices = [" king", " horse", "xyz the end of it"]
     lines = [
         "the king",
@@ -76,7 +62,7 @@ def test_many_texts_and_choices(run: Callable[..., Result], folder: Path) -> Non
     found = [json.loads(line) for line in Path("out.jsonl").read_text().splitlines()]
     assert [entry["id"] for entry in found] == [1, "q", 3, 4, 5, 6, 7]
     assert all("error" in entry for entry in found[2:])
-    model = mlxgen.load(str(folder))
+    model = mlxgen.load(str(small_folder))
     assert found[0]["total"] == mlxgen.score(model, "the king").total
     totals = [mlxgen.score(model, choice, context="so it was the").total for choice in choices]
     assert [entry["total"] for entry in found[1]["choices"]] == totals
@@ -96,7 +82,7 @@ def test_a_rerun_scores_only_what_is_missing(run: Callable[..., Result]) -> None
     assert Path("out.jsonl").read_bytes() == whole
 
 
-def test_infinite_numbers_are_null(folder: Path) -> None:
+def test_infinite_numbers_are_null(small_folder: Path) -> None:
     from mlxgen.cli.jsonl.score_lines import score_entries
 
     entries = score_entries(mlxgen.Score("", [0], [-800.0], [1], 0), per_token=False)
@@ -115,7 +101,9 @@ def test_wrong_use_is_told(run: Callable[..., Result]) -> None:
         assert result.exit_code == 2 and message in result.stderr
 
 
-def test_a_converted_folder_scores_the_same_when_mlx_lm_opens_it_for_the_harness(folder: Path, tmp_path: Path) -> None:
+def test_a_converted_folder_scores_the_same_when_mlx_lm_opens_it_for_the_harness(
+    small_folder: Path, tmp_path: Path
+) -> None:
     """mlx_lm.evaluate loads a folder with mlx_lm.load, tokenizes, and looks log-probabilities up: the same, by hand."""
     import mlx.core as mx
     import mlx_lm
@@ -123,7 +111,7 @@ def test_a_converted_folder_scores_the_same_when_mlx_lm_opens_it_for_the_harness
     from mlxgen.weights.conversion.converter import convert
 
     converted = tmp_path / "converted"
-    convert(str(folder), converted)
+    convert(str(small_folder), converted)
     decoder, tokenizer = mlx_lm.load(str(converted), tokenizer_config={"trust_remote_code": None})
     context, text = tokenizer.encode("the king"), tokenizer.encode(" had the horse")
     logits = decoder(mx.array([context + text])).astype(mx.float32)
