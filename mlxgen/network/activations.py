@@ -1,4 +1,4 @@
-"""The activation functions of the MLP. Which published name means which is in config.ACTIVATIONS."""
+"""The activation functions of the MLP. config.ACTIVATIONS maps their published names to them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Activation = Callable[[mx.array], mx.array]
 
 
 def gelu_tanh(x: mx.array) -> mx.array:
-    """GELU by tanh (Hendrycks and Gimpel, 2016), GPT-2's own; x * sigmoid(2y) is the same function."""
+    """GELU, tanh approximation (Hendrycks and Gimpel, 2016), as in GPT-2: x/2 * (1 + tanh(y)) = x * sigmoid(2y)."""
     return x * sigmoid(x * (1.5957691216057308 + 0.07135481282747213 * x * x))
 
 
 def gelu_erf(x: mx.array) -> mx.array:
-    """GELU by the error function: x times the normal distribution's cumulative probability."""
+    """GELU, exact: x times the normal distribution's cumulative probability, computed with the error function."""
     return x * (1 + mx.erf(x * math.sqrt(0.5))) * 0.5
 
 
@@ -44,5 +44,5 @@ FUNCTIONS: dict[str, Activation] = {f.__name__: f for f in (gelu_tanh, gelu_erf,
 
 
 def activation(name: str) -> Activation:
-    """The function that a config.json calls ``name``."""
+    """The activation function that a config.json calls ``name``."""
     return device.fused(FUNCTIONS[ACTIVATIONS[name]])

@@ -1,7 +1,7 @@
-"""The KV cache: what each layer keeps of the positions it has processed.
+"""The KV caches: the keys and values of the positions that a layer has processed.
 
 Both classes follow mlx-lm's cache protocol (update_and_fetch, make_mask, offset, state, trim, ...), so that mlx-lm's
-generate, prompt-cache files and batching run on them. Keys and values are [B, H, positions, D/H].
+generate, prompt-cache files and batching work with them. Keys and values are [B, H, positions, D/H].
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import mlx.core as mx
 
 from mlxgen.errors import OptionError, check_whole
 
-GROWTH = 256  # positions added when a buffer is full: few reallocations, little waste
+GROWTH = 256  # positions added when a buffer is full: few reallocations, little unused memory
 
 
 class Cache(Protocol):
-    """What the decoder and the session ask of one layer's cache."""
+    """What the decoder and the session need from one layer's cache."""
 
     offset: int
 
@@ -31,24 +31,24 @@ class Cache(Protocol):
     def nbytes(self) -> int: ...
 
 
-class Place(NamedTuple):
-    """Where one more position is written: buffers with room for it, its index in them, and how many are then filled."""
+class Slot(NamedTuple):
+    """Where the next position is written: the buffers, the index in them, and how many entries are then filled."""
 
     keys: mx.array
     values: mx.array
     at: int
-    held: int
+    filled: int
 
 
 def make_cache(n_layer: int, max_size: int | None = None, keep: int = 0) -> list[Cache]:
-    """One empty cache a layer: rotating where `max_size` is given, otherwise growing with the context."""
+    """One empty cache per layer: a rotating one if `max_size` is given, otherwise one that grows with the context."""
     if max_size is None:
         return [KVCache() for _ in range(n_layer)]
     return [RotatingKVCache(max_size, keep) for _ in range(n_layer)]
 
 
 class _Buffers:
-    """What both kinds of cache have: keys and values, None while there are none."""
+    """The buffers that both caches have: keys and values, None while the cache is empty."""
 
     keys: mx.array | None = None
     values: mx.array | None = None
@@ -66,31 +66,31 @@ class _Buffers:
 
 
 class KVCache(_Buffers):
-    """Every position so far. The buffer grows by GROWTH positions and is written in place."""
+    """A cache of all positions so far. Its buffers grow by GROWTH positions and are written in place."""
 
     def __init__(self) -> None:
         self.offset = 0
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Add the keys and values of the next positions; returns those of all positions."""
+        """Add the keys and values of the next positions; returns those of all positions so far."""
         start, self.offset = self.offset, self.offset + keys.shape[2]
         capacity = _capacity(self.offset)
-        self.keys = _room(self.keys, keys, start, capacity)
-        self.values = _room(self.values, values, start, capacity)
+        self.keys = _with_capacity(self.keys, keys, start, capacity)
+        self.values = _with_capacity(self.values, values, start, capacity)
         self.keys[..., start : self.offset, :] = keys
         self.values[..., start : self.offset, :] = values
         return self.keys[..., : self.offset, :], self.values[..., : self.offset, :]
 
-    def make_place(self) -> Place:
-        """Room for one more position, in a cache that is not empty. What is written there comes back by `take`."""
+    def reserve(self) -> Slot:
+        """The slot of the next position, for a cache that is not empty. Write to it, then call `commit`."""
         assert self.keys is not None and self.values is not None
         capacity = _capacity(self.offset + 1)
-        keys, values = (_room(kept, kept, self.offset, capacity) for kept in (self.keys, self.values))
-        return Place(keys, values, self.offset, self.offset + 1)
+        keys, values = (_with_capacity(kept, kept, self.offset, capacity) for kept in (self.keys, self.values))
+        return Slot(keys, values, self.offset, self.offset + 1)
 
-    def take(self, keys: mx.array, values: mx.array, at: int) -> None:
-        """The buffers with the next position written at its place."""
-        self.keys, self.values, self.offset = keys, values, at + 1
+    def commit(self, keys: mx.array, values: mx.array, index: int) -> None:
+        """Take over the buffers in which the reserved slot was written."""
+        self.keys, self.values, self.offset = keys, values, index + 1
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> mx.array | str | None:
         """The mask for the next N positions: none for one, "causal" for more, or bool [N, offset + N]."""
@@ -107,11 +107,11 @@ class KVCache(_Buffers):
 
     @property
     def trimmable(self) -> int:
-        """How many of the newest positions can be forgotten."""
+        """How many of the newest positions `trim` can remove."""
         return self.offset
 
     def trim(self, n: int) -> int:
-        """Forget the newest n positions; returns how many were forgotten."""
+        """Remove the newest n positions, or as many as possible; returns how many were removed."""
         n = min(n, self.trimmable)
         self.offset -= n
         return n
@@ -126,21 +126,21 @@ class KVCache(_Buffers):
 
     @staticmethod
     def merge(caches: Sequence[KVCache]) -> Any:
-        """Several rows' caches as one, for mlx-lm's BatchGenerator."""
+        """Merge the caches of several rows into one, for mlx-lm's BatchGenerator."""
         from mlx_lm.models.cache import BatchKVCache
 
         return BatchKVCache.merge(caches)
 
 
 class RotatingKVCache(_Buffers):
-    """At most `max_size` positions: the first `keep` are pinned, the rest are the newest.
+    """A cache of at most `max_size` positions: the first `keep` are pinned, the rest are the newest.
 
-    A query at position i reads positions j <= i with j < keep or j > i - (max_size - keep). One position at a time is
-    written over the oldest unpinned one, in a ring; a chunk is laid out in order first, because its queries
-    read different windows. With max_size >= the context this is full attention.
+    A query at position i reads positions j <= i with j < keep or j > i - (max_size - keep). With max_size >= the
+    context this is full attention. A single position overwrites the oldest unpinned one, as in a ring buffer. For a
+    chunk, the positions are put in order first, because each of its queries reads a different window.
 
-    slack: how many positions more than max_size a chunk may leave behind until the next write, so that as many of its
-    own can be forgotten again. They are not read otherwise.
+    slack: how many positions beyond max_size may remain after a chunk, until the next write, so that `trim` can remove
+    that many of the chunk's positions. Queries do not read them.
     """
 
     slack = 0
@@ -151,17 +151,17 @@ class RotatingKVCache(_Buffers):
         if max_size <= keep:
             raise OptionError(f"max_kv_size must be larger than keep ({keep}), not {max_size}")
         self.max_size, self.keep = max_size, keep
-        self.offset = 0  # positions processed; the next one's number
-        self._next = 0  # where the next position is written, max_size meaning "at keep"
-        self._rewound = False  # the slot at _next holds a position taken back
+        self.offset = 0  # positions processed, which is also the next position
+        self._next = 0  # index at which the next position is written; max_size stands for keep
+        self._rewound = False  # the entry at _next is a trimmed position: no more can be trimmed
 
     @property
     def window(self) -> int:
-        """How many of the newest unpinned positions a query reads, itself included."""
+        """How many of the newest unpinned positions a query reads, its own included."""
         return self.max_size - self.keep
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Add the next positions; returns what they may read (see make_mask for which query reads which)."""
+        """Add the next positions; returns the keys and values that they may read (make_mask says which reads which)."""
         if keys.shape[2] == 1:
             return self._write_one(keys, values)
         return self._write_chunk(keys, values)
@@ -169,26 +169,26 @@ class RotatingKVCache(_Buffers):
     def _write_one(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         if self.keys is None or self.values is None:
             self.keys, self.values = keys[..., :0, :], values[..., :0, :]
-        place = self.make_place()
-        self.keys, self.values = place.keys, place.values
-        self.keys[..., place.at : place.at + 1, :] = keys
-        self.values[..., place.at : place.at + 1, :] = values
-        self.take(self.keys, self.values, place.at)
-        return self.keys[..., : place.held, :], self.values[..., : place.held, :]
+        slot = self.reserve()
+        self.keys, self.values = slot.keys, slot.values
+        self.keys[..., slot.at : slot.at + 1, :] = keys
+        self.values[..., slot.at : slot.at + 1, :] = values
+        self.commit(self.keys, self.values, slot.at)
+        return self.keys[..., : slot.filled, :], self.values[..., : slot.filled, :]
 
-    def make_place(self) -> Place:
-        """Room for one more position, in a cache that is not empty. What is written there comes back by `take`."""
+    def reserve(self) -> Slot:
+        """The slot of the next position, for a cache that is not empty. Write to it, then call `commit`."""
         self.keys, self.values, self._next = self._without_slack()
         assert self.keys is not None and self.values is not None
-        at = self.keep if self._next == self.max_size else self._next
-        capacity = min(self.max_size, _capacity(at + 1))
-        keys, values = (_room(kept, kept, self._filled, capacity) for kept in (self.keys, self.values))
-        return Place(keys, values, at, min(self.offset + 1, self.max_size))
+        index = self.keep if self._next == self.max_size else self._next
+        capacity = min(self.max_size, _capacity(index + 1))
+        keys, values = (_with_capacity(kept, kept, self._filled, capacity) for kept in (self.keys, self.values))
+        return Slot(keys, values, index, min(self.offset + 1, self.max_size))
 
-    def take(self, keys: mx.array, values: mx.array, at: int) -> None:
-        """The buffers with the next position written at its place."""
+    def commit(self, keys: mx.array, values: mx.array, index: int) -> None:
+        """Take over the buffers in which the reserved slot was written."""
         self.keys, self.values = keys, values
-        self.offset, self._next, self._rewound = self.offset + 1, at + 1, False
+        self.offset, self._next, self._rewound = self.offset + 1, index + 1, False
 
     def _write_chunk(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         every_key = mx.concatenate([*self._in_order(self.keys), keys], axis=2)
@@ -203,23 +203,24 @@ class RotatingKVCache(_Buffers):
         return min(self.offset, self.max_size)
 
     def _in_order(self, kept: mx.array | None) -> list[mx.array]:
-        """What the next position may read, oldest first: all pins and the newest window - 1 of the others."""
+        """What the next position may read, oldest first: pinned positions and the newest window - 1 of the others."""
         if kept is None or self.offset == 0:
             return []
         if self.offset < self.max_size:
             return [kept[..., : self.offset, :]]
-        if self._next > self.max_size:  # in order, with slack
+        if self._next > self.max_size:  # a chunk came last: still in order, with slack
             return [kept[..., : self.keep, :], kept[..., self._next - self.window + 1 : self._next, :]]
-        at = self.keep if self._next == self.max_size else self._next  # the oldest: no longer read
+        at = self.keep if self._next == self.max_size else self._next  # the oldest, which is no longer read
         return [kept[..., : self.keep, :], kept[..., at + 1 : self.max_size, :], kept[..., self.keep : at, :]]
 
     def _newest(self, every: mx.array, slack: int = 0) -> mx.array:
+        """The pinned and the newest of positions in order, max_size + slack at most."""
         if every.shape[2] <= self.max_size + slack:
             return every
         return mx.concatenate([every[..., : self.keep, :], every[..., -self.window - slack :, :]], axis=2)
 
     def _without_slack(self) -> tuple[mx.array | None, mx.array | None, int]:
-        """Keys, values and the place of the next position, with max_size positions at most."""
+        """Keys and values cut to max_size positions, and the index of the next position in them."""
         if self._next <= self.max_size or self.keys is None or self.values is None:
             return self.keys, self.values, self._next
         return self._newest(self.keys), self._newest(self.values), self.max_size
@@ -227,7 +228,7 @@ class RotatingKVCache(_Buffers):
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> mx.array | str | None:
         """The mask for the next N positions over what update_and_fetch returns for them.
 
-        None for one position (it may read all that is there), "causal" while nothing is dropped, else bool [N, read].
+        None for one position, which reads everything returned; "causal" while no position is dropped; else bool [N, S].
         """
         if N == 1 and not return_array:
             return None
@@ -246,10 +247,10 @@ class RotatingKVCache(_Buffers):
 
     @property
     def trimmable(self) -> int:
-        """How many of the newest positions can be forgotten.
+        """How many of the newest positions `trim` can remove.
 
-        Once a position has been dropped only the newest, whose place is the next one's as well, and what is there of
-        slack.
+        All of them until a position has been dropped. After that, the newest one (its entry is the next to be
+        overwritten) and the slack.
         """
         if self._rewound:
             return 0
@@ -258,7 +259,7 @@ class RotatingKVCache(_Buffers):
         return 1 + max(self._next - self.max_size, 0)
 
     def trim(self, n: int) -> int:
-        """Forget the newest n positions; returns how many were forgotten: see `trimmable`."""
+        """Remove the newest n positions, `trimmable` at most; returns how many were removed."""
         n = min(n, self.trimmable)
         if self._next > self.max_size and self.keys is not None and self.values is not None:
             end = max(self._next - n, self.max_size)
@@ -279,16 +280,16 @@ class RotatingKVCache(_Buffers):
     @state.setter
     def state(self, state: tuple[mx.array | None, mx.array | None, int, int, int, int]) -> None:
         self.keys, self.values, self.offset, self.keep, self.max_size, self._next = state
-        # Saved in the middle of the ring, the slot at _next may or may not hold a position taken back: say it does.
+        # In the middle of the ring, the entry at _next may be a trimmed position; the state does not say, so assume it.
         self._rewound = self.offset >= self.max_size and self._next != self.max_size
         if self.keys is not None and self.values is not None and self.keys.shape[2] > self.max_size:
-            # mlx-lm keeps a whole chunk, in order, until the next position
+            # mlx-lm keeps a whole chunk, in order, until the next write
             self.keys, self.values = (self._newest(kept[..., : self._next, :]) for kept in (self.keys, self.values))
             self._next, self._rewound = self.keys.shape[2], False
 
 
 def _allowed(positions: mx.array, offset: int, N: int, keep: int, window: int) -> mx.array:
-    """Which of the key `positions` [S] each of the N queries from `offset` may read: bool [N, S]."""
+    """The mask of which key `positions` [S] each of the N queries from `offset` on may read: bool [N, S]."""
     queries = mx.arange(offset, offset + N)[:, None]
     return (positions <= queries) & ((positions < keep) | (positions > queries - window))
 
@@ -297,8 +298,8 @@ def _capacity(positions: int) -> int:
     return -(-positions // GROWTH) * GROWTH
 
 
-def _room(buffer: mx.array | None, new: mx.array, used: int, capacity: int) -> mx.array:
-    """The buffer itself, or a longer one with the same first `used` positions, if it holds less than `capacity`."""
+def _with_capacity(buffer: mx.array | None, new: mx.array, used: int, capacity: int) -> mx.array:
+    """The buffer if it has room for `capacity` positions, else a longer one with the same first `used` positions."""
     if buffer is not None and buffer.shape[2] >= capacity:
         return buffer
     B, H, _, width = new.shape

@@ -1,7 +1,7 @@
-"""GPT2Config: a config.json read and checked once. Every later module trusts it.
+"""GPT2Config: a config.json, read and checked once. All other modules rely on these checks.
 
-The file comes from strangers, so nothing in it is believed: sizes have limits, and what this decoder cannot
-compute is refused by name. Missing entries have the defaults of transformers' GPT2Config.
+The file is untrusted: sizes have limits, and an unsupported feature raises an error that names it. Missing entries get
+the defaults of transformers' GPT2Config.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from mlxgen.errors import ModelError
 from mlxgen.json_file import describe, read_json
 
-#: Each name of an activation function that a config.json may have, and the function in activations.py.
+#: Activation names that a config.json may use -> the function in activations.py.
 ACTIVATIONS = {
     "gelu_new": "gelu_tanh",
     "gelu": "gelu_erf",
@@ -27,7 +27,7 @@ ACTIVATIONS = {
     "tanh": "tanh",
 }
 
-#: Largest value believed for each size. GPT-3 has 96 layers of 12,288; these leave room above it.
+#: Largest accepted value for each size, well above GPT-3 (96 layers, n_embd 12,288).
 LIMITS = {
     "vocab_size": 1 << 22,
     "n_positions": 1 << 22,
@@ -37,7 +37,7 @@ LIMITS = {
     "n_inner": 1 << 18,
 }
 
-#: Other spellings of a size: 2019's files, and the general names that transformers accepts for GPT-2.
+#: Accepted names for each size: GPT-2's own, those in files from 2019, and the general names that transformers accepts.
 SPELLINGS = {
     "vocab_size": ("vocab_size", "vocab_size_or_config_json_file"),
     "n_positions": ("n_positions", "max_position_embeddings", "n_ctx"),
@@ -50,15 +50,15 @@ SPELLINGS = {
 DEFAULTS = {"vocab_size": 50257, "n_positions": 1024, "n_embd": 768, "n_layer": 12, "n_head": 12}
 END_OF_TEXT = 50256
 
-#: The ways of packing weights that MLX has, with the group size and bits of each where none are given.
+#: MLX's quantization modes -> the default (group_size, bits) of each.
 QUANTIZATION_MODES = {"affine": (64, 4), "mxfp4": (32, 4), "nvfp4": (16, 4), "mxfp8": (32, 8)}
 
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """How weights are packed: ``bits`` a weight, one scale for each ``group_size`` of them (mlx-lm's entry).
+    """How the weights are quantized: ``bits`` per weight and one scale per ``group_size`` weights, as in mlx-lm.
 
-    ``layers`` has the entries that differ, by the layer's path ("model.h.0.mlp.c_fc"); None: not packed.
+    ``layers`` maps a layer's path ("model.h.0.mlp.c_fc") to its own settings; None means that it is not quantized.
     """
 
     group_size: int
@@ -67,13 +67,13 @@ class Quantization:
     layers: Mapping[str, Quantization | None] = field(default_factory=dict, hash=False)
 
     def for_layer(self, path: str) -> Quantization | None:
-        """The entry that holds for the layer at ``path``."""
+        """The settings of the layer at ``path``; None if it is not quantized."""
         return self.layers.get(path, self)
 
 
 @dataclass(frozen=True, slots=True)
 class GPT2Config:
-    """The shape of a GPT-2 and the rules it was trained with. Made by `from_dict` or `read_config`."""
+    """The sizes and settings of a GPT-2 model. Made by `from_dict` or `read_config`."""
 
     vocab_size: int = DEFAULTS["vocab_size"]
     n_positions: int = DEFAULTS["n_positions"]
@@ -90,7 +90,7 @@ class GPT2Config:
     bos_token_id: int | None = END_OF_TEXT
     eos_token_ids: tuple[int, ...] = (END_OF_TEXT,)
     quantization: Quantization | None = None
-    conversational: bool = False  # it has settings for conversations, as DialoGPT has
+    conversational: bool = False  # the config has settings for conversations, as DialoGPT's has
 
     @property
     def head_dim(self) -> int:
@@ -109,12 +109,12 @@ class GPT2Config:
         return embeddings + self.n_layer * block + 2 * width + head
 
     def cache_bytes_per_token(self, itemsize: int) -> int:
-        """Bytes that one position takes in the cache: a key and a value of n_embd numbers in each layer."""
+        """Bytes of cache per position: a key and a value of n_embd numbers in each layer."""
         return 2 * self.n_layer * self.n_embd * itemsize
 
     @classmethod
     def from_dict(cls, entries: Mapping[str, Any]) -> GPT2Config:
-        """Check the entries of a config.json. Raises ModelError that names the entry and what it may be."""
+        """Check the entries of a config.json. Raises ModelError naming the invalid entry and the values it may have."""
         _check_kind(entries)
         sizes = {name: _size(entries, name, default) for name, default in DEFAULTS.items()}
         if sizes["n_embd"] % sizes["n_head"]:
@@ -127,7 +127,7 @@ class GPT2Config:
             activation = "gelu_new"
         if not isinstance(activation, str) or activation not in ACTIVATIONS:
             known = ", ".join(ACTIVATIONS)
-            raise ModelError(f"activation_function {describe(activation)} is not supported; known are {known}")
+            raise ModelError(f"activation_function {describe(activation)} is not supported; supported are {known}")
         return cls(
             **sizes,
             n_inner=_size(entries, "n_inner", 4 * sizes["n_embd"]),
@@ -155,8 +155,11 @@ def read_config(folder: Path) -> GPT2Config:
 
 
 def token_ids(entries: Mapping[str, Any], name: str, vocab_size: int, default: int | None = None) -> tuple[int, ...]:
-    """The one or several token ids of an entry, those that the vocabulary has (a small model's file often
-    keeps GPT-2's 50256). Raises ModelError when the entry is something else."""
+    """The token ids of an entry that holds one id or a list of them.
+
+    Ids outside the vocabulary are left out: the file of a small model often keeps GPT-2's 50256. Raises ModelError for
+    any other kind of entry.
+    """
     value = entries.get(name, default)
     ids = value if isinstance(value, list) else [] if value is None else [value]
     for item in ids:
@@ -166,18 +169,16 @@ def token_ids(entries: Mapping[str, Any], name: str, vocab_size: int, default: i
 
 
 def _check_kind(entries: Mapping[str, Any]) -> None:
-    """Refuse what is not a GPT-2 language model."""
+    """Raise ModelError unless the entries describe a GPT-2 language model."""
     kind = entries.get("model_type")
     if kind is None and not any(entries.get(name) is not None for name in ("n_embd", "n_layer", "n_head")):
-        raise ModelError('names no model_type and no sizes; a GPT-2\'s config has "model_type": "gpt2"')
+        raise ModelError('has no model_type and no sizes; a GPT-2 config has "model_type": "gpt2"')
     if kind is not None and kind != "gpt2":
-        raise ModelError(
-            f'the model is a {describe(kind)}; mlxgen opens GPT-2 models ("model_type": "gpt2") and no others'
-        )
+        raise ModelError(f'model_type is {describe(kind)}; mlxgen opens only GPT-2 models ("model_type": "gpt2")')
     if _flag(entries, "add_cross_attention", False):
         raise ModelError(
-            "the model has cross-attention (it is the decoder of an encoder-decoder pair); "
-            "mlxgen opens GPT-2 models that stand alone (add_cross_attention false)"
+            "the model has cross-attention (it is the decoder of an encoder-decoder model); "
+            "mlxgen opens only decoder-only models (add_cross_attention false)"
         )
 
 
@@ -221,8 +222,8 @@ def _quantization(entries: Mapping[str, Any]) -> Quantization | None:
         raise ModelError(f"{name} is {describe(block)}; it must be an object")
     if "quant_method" in block:
         raise ModelError(
-            f"the weights are packed by {describe(block['quant_method'])}, which mlxgen cannot read; "
-            "take the model's unpacked weights, or a folder that mlx-lm or `mlxgen convert` wrote"
+            f"the weights are quantized with {describe(block['quant_method'])}, which mlxgen cannot read; "
+            "use the unquantized weights, or a folder written by mlx-lm or `mlxgen convert`"
         )
     top = _packing(name, block)
     layers: dict[str, Quantization | None] = {}
@@ -237,7 +238,9 @@ def _quantization(entries: Mapping[str, Any]) -> Quantization | None:
 def _packing(where: str, block: Mapping[str, Any]) -> Quantization:
     mode = block.get("mode", "affine")
     if not isinstance(mode, str) or mode not in QUANTIZATION_MODES:
-        raise ModelError(f"{where}: mode {describe(mode)} is not known; known are {', '.join(QUANTIZATION_MODES)}")
+        raise ModelError(
+            f"{where}: mode {describe(mode)} is not supported; supported are {', '.join(QUANTIZATION_MODES)}"
+        )
     default_group, default_bits = QUANTIZATION_MODES[mode]
     group_size, bits = block.get("group_size", default_group), block.get("bits", default_bits)
     if type(group_size) is not int or group_size not in (16, 32, 64, 128):

@@ -1,9 +1,9 @@
-"""The decoder's costly functions in the form that MLX's CPU backend computes fastest. Metal has fused kernels instead.
+"""Attention and sigmoid in the form that is fastest on MLX's CPU backend. Metal uses MLX's own fused kernels.
 
-There, exp costs as much as dozens of multiplications, and so do all functions built on it. So exp is made of
-multiplications, additions and shifts: 2^t is 2^(whole part), which is written into the exponent's bits, times a
-polynomial of the rest (Cody and Waite, 1980). It is as exact as MLX's own, and faster on large arrays; on small ones,
-where each operation costs the same few microseconds, MLX's own functions are used.
+On the CPU backend, exp and every function built on it cost as much as dozens of multiplications. Here, exp is built
+from multiplications, additions and shifts (Cody and Waite, 1980): 2^t is 2^n, written into the exponent bits, times a
+polynomial in f, where n is t rounded and f = t - n. The result is as accurate as MLX's exp, and faster on large
+arrays. Small arrays use MLX's functions, because there each operation costs the same few microseconds.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import mlx.core as mx
 
 from mlxgen import device
 
-LARGE = 16_384  # elements from which many cheap operations cost less than one exp
-MASKED = -1e30  # added to a score that must not count; finite, so that a row that may read nothing is not NaN
+LARGE = 16_384  # from this many elements on, many cheap operations cost less than one exp
+MASKED = -1e30  # added to masked scores; finite, so that a fully masked row does not become NaN
 
 LOG2_E = 1 / math.log(2)
-# Adding it to a small number leaves no bits for a fraction: the sum is rounded to a whole number, in the lowest bits.
+# Adding this to a small number rounds it to a whole number, which then stands in the lowest bits of the sum.
 ROUND = 1.5 * 2.0**23
-# 2^f for f in [-1/2, 1/2], highest power first: the polynomial of degree 5 with the least relative error, 7.5e-8.
+# 2^f for f in [-1/2, 1/2]: the polynomial of degree 5 with the least relative error (7.5e-8), highest power first.
 POWER_OF_2 = (
     0.001327646679310052,
     0.009675541292994498,
@@ -50,7 +50,7 @@ def _exp2(t: mx.array) -> mx.array:
 
 @_exp2.vjp
 def _exp2_vjp(t: mx.array, cotangent: mx.array, output: mx.array) -> mx.array:
-    """Bits have no derivative, but 2^t has: fine-tuning goes through here."""
+    """The gradient of 2^t, which fine-tuning needs: MLX cannot differentiate operations on bits."""
     return cotangent * output * math.log(2)
 
 
@@ -62,10 +62,13 @@ def sigmoid(x: mx.array) -> mx.array:
 
 
 def attention(q: mx.array, k: mx.array, v: mx.array, *, scale: float, mask: Any = None) -> mx.array:
-    """mx.fast.scaled_dot_product_attention: [B, H, L, D/H]. mask: None, "causal", bool, or numbers to add."""
+    """Attention, as mx.fast.scaled_dot_product_attention: q, k, v [B, H, positions, D/H] -> [B, H, L, D/H].
+
+    mask: None, "causal", a bool array, or an array of numbers that are added to the scores.
+    """
     L, S = q.shape[2], k.shape[2]
     if L == 1 and mask is None and q.dtype == mx.float32 and device.on_cpu():
-        # A column on the right is faster than a row on the left: the keys are read as they lie.
+        # Keys times a column is faster than a row times transposed keys: the keys are read in memory order.
         scores = (k @ (q * scale).swapaxes(2, 3)).swapaxes(2, 3)  # [B, H, 1, S]
         return mx.softmax(scores, axis=-1) @ v
     if not _pays(q, q.size // q.shape[3] * S):
@@ -80,4 +83,5 @@ def attention(q: mx.array, k: mx.array, v: mx.array, *, scale: float, mask: Any 
 
 
 def _pays(x: mx.array, n_exp: int) -> bool:
+    """Whether the form without exp is faster for a function that would compute n_exp exponentials."""
     return n_exp >= LARGE and x.dtype == mx.float32 and device.on_cpu()

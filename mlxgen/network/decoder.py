@@ -1,8 +1,8 @@
-"""The network: GPT-2's decoder (Radford et al., 2019), each position reading itself and what came before.
+"""GPT-2's decoder (Radford et al., 2019): each position attends to itself and to the positions before it.
 
-Shapes: B rows, L positions, D = n_embd, H = n_head, V = vocab_size. The blocks work on [B * L, D], so that a product
-takes no reshaping. Parameters keep GPT-2's published names under `model.`, with every weight as [out, in], which is
-what mlx-lm writes when it converts a GPT-2.
+Shapes: B rows, L positions, D = n_embd, H = n_head, V = vocab_size. The blocks work on [B * L, D], so that matrix
+products need no reshaping. Parameters have GPT-2's published names under `model.`, and every weight is [out, in]: the
+same as in a GPT-2 that mlx-lm has converted.
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
+    """The feed-forward network of a block: two linear layers with the activation between them."""
+
     def __init__(self, config: GPT2Config) -> None:
         super().__init__()
         self.c_fc = nn.Linear(config.n_embd, config.n_inner)
@@ -58,7 +60,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """LayerNorm stands before attention and before the MLP; each adds to the residual stream."""
+    """A pre-norm block: attention and the MLP each read a LayerNorm of the residual stream and add to it."""
 
     def __init__(self, config: GPT2Config, layer: int) -> None:
         super().__init__()
@@ -73,7 +75,7 @@ class Block(nn.Module):
 
 
 class Trunk(nn.Module):
-    """Everything below the output head. `h` is GPT-2's name for its list of blocks."""
+    """Everything below the output head. `h` is GPT-2's name for the list of blocks."""
 
     def __init__(self, config: GPT2Config) -> None:
         super().__init__()
@@ -86,9 +88,9 @@ class Trunk(nn.Module):
 class GPT2(nn.Module):
     """GPT-2 with its output head: `decoder(ids)` with ids [B, L] gives logits [B, L, V].
 
-    cache: one entry a layer, any object of mlx-lm's cache protocol (ours, or mlx-lm's own); it is updated in place.
-    Raises ContextError when a position past the table of n_positions would be read. Where a cache has an offset for
-    each row (batches), the caller sees to that: there a position past the table reads its last vector.
+    cache: one entry per layer, each an object with mlx-lm's cache protocol (ours or mlx-lm's); updated in place.
+    Raises ContextError if a position past the table of n_positions would be read. With one offset per row (batches)
+    the caller has to check this: positions past the table then read its last vector.
     """
 
     def __init__(self, config: GPT2Config) -> None:
@@ -123,16 +125,16 @@ class GPT2(nn.Module):
         return self.model.ln_f(x).reshape(B, L, -1)
 
     def head(self, hidden: mx.array) -> mx.array:
-        """Hidden states [..., D] to logits [..., V], through the word embedding where the head is tied to it."""
+        """Map hidden states [..., D] to logits [..., V]. A tied head uses the word embedding."""
         return self.model.wte.as_linear(hidden) if self.config.tie_word_embeddings else self.lm_head(hidden)
 
     def _positions(self, L: int, offset: int | mx.array) -> mx.array:
         size = self.config.n_positions
-        if isinstance(offset, mx.array):  # one offset a row; rows padded on the left begin below 0
+        if isinstance(offset, mx.array):  # one offset per row, negative in rows padded on the left
             return mx.clip(offset[:, None] + mx.arange(L), 0, size - 1)
         if offset + L > size:
             raise ContextError(
                 f"position {offset + L - 1} is past the model's table of {size} positions;"
-                ' generate with overflow="slide" to go on'
+                ' use overflow="slide" to continue past its end'
             )
         return mx.arange(offset, offset + L)
