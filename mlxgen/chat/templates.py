@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, TypedDict
 
-from mlxgen.errors import MlxgenError, OptionError
+from mlxgen.errors import MlxgenError, OptionError, reason_of
 
 if TYPE_CHECKING:
     from mlxgen.model import Model  # the names of the templates are read for --help, which loads no MLX
@@ -132,7 +132,7 @@ def _own(model: Model) -> Template:
             copies = [dict(message) for message in messages]
             return template.render(messages=copies, add_generation_prompt=prompt, **special)
         except (MemoryError, RecursionError, Exception) as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            reason = reason_of(error)
             raise TemplateError(f"the model's chat template refuses this conversation: {reason}") from None
 
     return Template("model", write, stop=_turn_end(write))
