@@ -161,6 +161,7 @@ class Table:
     def step(self) -> None:
         """Send every row's unread token through the network in one pass, and choose again from the logits."""
         if not self.rows:
+            self._slots.drop_buffers()  # no step evaluates what joined them since the last one
             return
         tokens = mx.concatenate([row.choice.token for row in self.rows])[:, None]  # [n, 1]
         self._slots.begin_step()

@@ -50,6 +50,11 @@ class BatchCache:
             self.offsets[row], self._next[row] = self.offsets[last], self._next[last]
         del self.offsets[last], self._next[last]
 
+    def drop_buffers(self) -> None:
+        """Free the buffers, no row being left: they are lazy arrays, which keep all they were made from."""
+        assert not self.offsets
+        self.layers = [BatchCacheLayer(self) for _ in self.layers]
+
     def begin_step(self) -> None:
         """Decide where this step writes each row's position, and which positions each row reads."""
         indices = [self._keep if index == self._max_size else index for index in self._next]

@@ -199,6 +199,20 @@ def test_mlx_lms_batch_generator_runs_on_our_decoder(model: mlxgen.Model) -> Non
         assert made[numbers[answer.index]] == answer.tokens
 
 
+@pytest.mark.parametrize(
+    ("length", "options"),
+    [(N_POSITIONS - 1, {"max_tokens": 1}), (N_POSITIONS, {"max_tokens": 2, "overflow": "slide"})],
+    ids=["answers of one token", "rows that slide at once"],
+)
+def test_memory_stays_flat_where_no_step_is_needed(model: mlxgen.Model, length: int, options: dict[str, Any]) -> None:
+    held = []
+    for answer in mlxgen.batch(model, ["x" * length] * 100, batch_size=2, ignore_eos=True, **options):
+        if answer.index % 10 == 9:
+            held.append(mx.get_active_memory())
+    row = model.config.cache_bytes_per_token(4) * N_POSITIONS
+    assert len(held) == 10 and max(held) - min(held) < 10 * row
+
+
 def test_the_peak_of_memory_is_that_of_the_whole_batch(model: mlxgen.Model, monkeypatch: pytest.MonkeyPatch) -> None:
     resets: list[int] = []
     reset = mx.reset_peak_memory
