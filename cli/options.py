@@ -1,4 +1,4 @@
-"""The options that several commands share, and what they mean as keyword arguments of mlxgen's functions."""
+"""The options that several commands share, and the models and requests that they describe."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def output_options(function: F) -> F:
 
 
 def open_model(given: Mapping[str, Any]) -> Model:
-    """The model of `model_options`; with --quiet without the hub's progress bars."""
+    """The model of `model_options`. --quiet switches off the hub's progress bars."""
     import mlxgen
 
     if given.get("quiet"):
@@ -89,7 +89,7 @@ def open_model(given: Mapping[str, Any]) -> Model:
 
 
 def open_draft(given: Mapping[str, Any], request: Request, model: Model) -> Request:
-    """The request with the model of --draft, if there is one. Raises OptionError for one of another vocabulary."""
+    """The request with the model of --draft, if given. Raises OptionError if its vocabulary is another."""
     if not given["draft"]:
         return request
     from mlxgen.generation.draft import check_vocabulary
@@ -100,9 +100,9 @@ def open_draft(given: Mapping[str, Any], request: Request, model: Model) -> Requ
 
 
 def check_request(ctx: click.Context, given: Mapping[str, Any]) -> Request:
-    """The request that `generation_options` describe, checked before any model is opened.
+    """The request that `generation_options` describe. Raises OptionError, before any model is opened.
 
-    It has no prompt yet, and --draft is still to be opened. Raises OptionError.
+    It has no prompt and no draft yet.
     """
     from mlxgen.generation.request import Options, check_options
 
@@ -115,7 +115,7 @@ def check_request(ctx: click.Context, given: Mapping[str, Any]) -> Request:
 
 
 def _temperature(ctx: click.Context, temperature: float, greedy: bool) -> float:
-    """0 for --greedy, unless the command line itself asks for a temperature."""
+    """0 with --greedy, unless only the temperature is from the command line."""
     if not greedy or temperature == 0:
         return temperature
     asked = {name: ctx.get_parameter_source(name) for name in ("greedy", "temperature")}

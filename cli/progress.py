@@ -1,4 +1,4 @@
-"""The progress bar of long work: loading a prompt, scoring, converting, answering the lines of a file."""
+"""The progress bar of long work: prefill, scoring, converting, the lines of a file."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ LONG_PREFILL = 512  # prompt tokens from which a bar is worth showing
 
 
 def prefill_bar(quiet: bool) -> ProgressBar | None:
-    """The bar of a long prompt, as the `progress` of mlxgen.generate."""
+    """The bar for a long prompt: the `progress` of mlxgen.generate."""
     return progress_bar("Reading the prompt", quiet=quiet, least=LONG_PREFILL)
 
 
 def progress_bar(label: str, *, quiet: bool, least: int = 0) -> ProgressBar | None:
-    """A bar for work of at least `least` units, or None where none is wanted: under --quiet, and off a terminal."""
+    """A bar for work of at least `least` units. None with --quiet, or if standard error is not a terminal."""
     return None if quiet or not stderr_is_terminal() else ProgressBar(label, least)
 
 
 class ProgressBar:
     """A bar on standard error, called as bar(done, total, note). It can be used for one piece of work after another.
 
-    It appears with the first call, and disappears when all is done, at `stop`, or when the click command ends,
-    by an error or Ctrl-C too. Nothing may be written to a terminal's standard output while it is there.
+    It appears with the first call, and disappears when all is done, at `stop`, and when the click command ends, also
+    by an error or Ctrl-C. While it is there, nothing else may be written to the terminal.
     """
 
     def __init__(self, label: str, least: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""The options of a generation in one table: how the command line declares each, and who else may change it."""
+"""The table of generation options: how the command line declares each, and where else it can be set."""
 
 from __future__ import annotations
 

@@ -23,26 +23,26 @@ PINNED, DROPPED = "*", "×"  # after a token's id
 VISIBLE = {" ": "·", "\n": "↵", "\t": "→"}
 
 
-def show(trace: Trace, *, rows: int, pause: bool) -> None:
-    """Print every step with `rows` candidates. pause: wait for a key after each step; q quits."""
+def print_trace(trace: Trace, *, candidates: int, pause: bool) -> None:
+    """Print every step with so many candidates. pause: wait for a key after each step; q quits."""
     console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
     for step in trace.steps:
-        _show_step(console, trace, step, rows)
+        _print_step(console, trace, step, candidates)
         if pause and step.finish_reason is None:
             click.echo("Press any key for the next step, q to quit ", nl=False, err=True)
             key = click.getchar()
             click.echo(err=True)
             if key in ("q", "Q"):
                 return
-    _show_end(console, trace)
+    _print_end(console, trace)
 
 
 def visible(text: str) -> str:
     """A token's text with visible spaces and line breaks, and control characters escaped."""
-    return "".join(VISIBLE.get(character, harmless(character)) for character in text)
+    return "".join(VISIBLE.get(character, escaped(character)) for character in text)
 
 
-def harmless(text: str) -> str:
+def escaped(text: str) -> str:
     """The text with control characters escaped, except line breaks and tabs."""
     return "".join(
         character if character.isprintable() or character in "\n\t" else character.encode("unicode_escape").decode()
@@ -50,7 +50,7 @@ def harmless(text: str) -> str:
     )
 
 
-def _show_step(console: Console, trace: Trace, step: TracedStep, rows: int) -> None:
+def _print_step(console: Console, trace: Trace, step: TracedStep, candidates: int) -> None:
     console.rule(f"Step {step.index + 1} of {len(trace.steps)}", align="left", characters="─")
     stages = Table(box=None, show_header=False, padding=(0, 1, 0, 0), pad_edge=False)
     stages.add_column(no_wrap=True, style="bold")
@@ -60,7 +60,7 @@ def _show_step(console: Console, trace: Trace, step: TracedStep, rows: int) -> N
     stages.add_row("3 Logits", _logits(trace, step))
     stages.add_row("4 Sample", _rules(step))
     console.print(stages)
-    console.print(Padding(_candidates(step, rows), (0, 0, 0, 2)))
+    console.print(Padding(_candidates(step, candidates), (0, 0, 0, 2)))
     stages = Table(box=None, show_header=False, padding=(0, 1, 0, 0), pad_edge=False)
     stages.add_column(no_wrap=True, style="bold", width=13)
     stages.add_column(overflow="fold")
@@ -88,8 +88,8 @@ def _context(trace: Trace, step: TracedStep) -> Text:
         line.append(visible(tokens[at].text), style="dim" if at in dropped else "" if at < prompt else "bold")
         line.append(f"/{tokens[at].id}{mark} ", style="dim")
     line.rstrip()
-    told = [f"{PINNED} pinned"] * bool(step.cache.pinned) + [f"{DROPPED} dropped from the cache"] * bool(dropped)
-    return line.append(f"\n{', '.join(told)}" if told else "", style="dim")
+    legend = [f"{PINNED} pinned"] * bool(step.cache.pinned) + [f"{DROPPED} dropped from the cache"] * bool(dropped)
+    return line.append(f"\n{', '.join(legend)}" if legend else "", style="dim")
 
 
 def _network(trace: Trace, step: TracedStep) -> Text:
@@ -147,7 +147,7 @@ def _effect(rule: RuleEffect) -> str:
     return f"{name} {rule.value:g} keeps {rule.kept:,} tokens, {share}"
 
 
-def _candidates(step: TracedStep, rows: int) -> Table:
+def _candidates(step: TracedStep, most: int) -> Table:
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
     table.add_column("", width=1)
     table.add_column("token", width=16, no_wrap=True, overflow="ellipsis")
@@ -155,9 +155,9 @@ def _candidates(step: TracedStep, rows: int) -> Table:
     for name, width in (("logit", 7), ("model", 7), ("temp" if tempered else "", 7), ("rules", 10)):
         table.add_column(name, justify="right", width=width)
     table.add_column("", width=BAR_WIDTH)
-    shown = step.candidates[:rows]
-    shown += [one for one in step.candidates[rows:] if one.token == step.chosen.token]
-    most = max(one.rule_probability for one in step.candidates) or 1.0
+    shown = step.candidates[:most]
+    shown += [one for one in step.candidates[most:] if one.token == step.chosen.token]
+    highest = max(one.rule_probability for one in step.candidates) or 1.0
     for one in shown:
         chosen = one.token == step.chosen.token
         table.add_row(
@@ -167,7 +167,7 @@ def _candidates(step: TracedStep, rows: int) -> Table:
             _percent(one.probability),
             _percent(one.tempered) if tempered else "",
             f"cut {one.cut_by.replace('_', '-')}" if one.cut_by else _percent(one.rule_probability),
-            Bar(most, 0, one.rule_probability, width=BAR_WIDTH, color="yellow" if chosen else "blue"),
+            Bar(highest, 0, one.rule_probability, width=BAR_WIDTH, color="yellow" if chosen else "blue"),
             style="bold" if chosen else "dim" if one.cut_by else "",
         )
     model, temp, rules = (
@@ -181,22 +181,22 @@ def _candidates(step: TracedStep, rows: int) -> Table:
 def _append(trace: Trace, step: TracedStep) -> Text:
     chosen = step.chosen
     text = Text(visible(chosen.text), style="bold")
-    told = (
+    details = (
         f"  rank {chosen.rank:,}, model {_percent(chosen.probability)}, rules {_percent(chosen.rule_probability)},"
         f" {_time(step.seconds.append)}"
         f"\ntext so far {_power(step.total_logprob)}"
     )
     if trace.greedy:
         done = trace.greedy.logprobs[: step.index + 1]
-        told += f"; greedy path {_power(sum(done))}"
-    text.append(told, style="not bold")
+        details += f"; greedy path {_power(sum(done))}"
+    text.append(details, style="not bold")
     return text
 
 
-def _show_end(console: Console, trace: Trace) -> None:
+def _print_end(console: Console, trace: Trace) -> None:
     console.rule("Text", align="left", characters="─")
     prompt = "".join(token.text for token in trace.prompt_tokens) if not isinstance(trace.prompt, str) else trace.prompt
-    console.print(Text(harmless(prompt)).append(harmless(trace.text), style="bold"))
+    console.print(Text(escaped(prompt)).append(escaped(trace.text), style="bold"))
     console.print(f"({trace.finish_reason}; seed {trace.seed}; {_power(_total(trace))})", style="dim")
 
 

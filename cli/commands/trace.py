@@ -87,9 +87,9 @@ def trace(ctx: click.Context, /, prompt: str | None, **given: Any) -> None:
 
         write_json(asdict(record))
     elif not given["html"]:
-        from mlxgen.cli.trace_view import show
+        from mlxgen.cli.trace_view import print_trace
 
-        show(record, rows=given["candidates"], pause=given["pause"] and sys.stdin.isatty())
+        print_trace(record, candidates=given["candidates"], pause=given["pause"] and sys.stdin.isatty())
     if given["open_page"]:
         click.launch(given["html"])
 
