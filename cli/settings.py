@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import click
 
@@ -56,8 +55,7 @@ def _unescape(ctx: click.Context, param: click.Parameter, values: tuple[str, ...
     return tuple(re.sub(r"\\[ntr\\]", lambda found: ESCAPES[found[0]], value) for value in values)
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(NamedTuple):
     """One option of a generation. Its name is the keyword argument of mlxgen.generate.
 
     declare: adds the option to a command. per_line: whether a line of `mlxgen batch` can set it. in_chat: whether
