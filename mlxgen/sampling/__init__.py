@@ -1,4 +1,4 @@
-"""From logits to a chosen token: pure functions for each rule, and the chooser that applies a request's rules.
+"""Sampling, from logits to a chosen token: a pure function for each rule, and the chooser that applies them.
 
 May import `mlxgen.errors`, and nothing else of mlxgen.
 """

@@ -1,4 +1,4 @@
-"""From logits to a chosen token, without waiting for the device: everything here is a graph until it is read."""
+"""Choosing a token from logits, without waiting for the device: all results are unevaluated arrays."""
 
 from __future__ import annotations
 
@@ -25,33 +25,33 @@ Watch = Callable[[mx.array, mx.array, "mx.array | None", "Choice"], None]
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One chosen token with its numbers, all unevaluated arrays."""
+    """One chosen token and its numbers, as unevaluated arrays."""
 
     token: mx.array  # uint32 [1]
     logprob: mx.array  # float32 [1], under the model itself
-    finite: mx.array  # bool [], whether all logits are numbers, and processors and bias left some token
-    top: tuple[mx.array, ...]  # the candidates' ids, log-probabilities, and probabilities under the rules, each [N]
-    from_model: mx.array  # bool [], whether the logits were numbers as they came out of the model
+    finite: mx.array  # bool [], whether all logits are finite and processors and bias left at least one token
+    top: tuple[mx.array, ...]  # the candidates' ids, log-probabilities and probabilities under the rules, each [N]
+    from_model: mx.array  # bool [], whether the model's own logits are finite
 
     @property
     def arrays(self) -> list[mx.array]:
-        """What has to be evaluated to read the choice."""
+        """The arrays that have to be evaluated to read the choice."""
         return [self.token, self.logprob, self.finite, *self.top]
 
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """A token that may come next. drawn_from: the logits [1, V] it was drawn from, None if it was not drawn."""
+    """A token that may come next. drawn_from: the logits [1, V] it was drawn from; None if it was not drawn."""
 
     token: mx.array  # uint32 [1], not yet evaluated
     drawn_from: mx.array | None = None
 
 
 class Chooser:
-    """Applies one request's sampling rules step after step, and splits its key once a step.
+    """Applies the sampling rules of one request at each step, and splits its random key once per step.
 
     context: the tokens before the first choice, for penalties and processors. candidates: how many of the most
-    probable tokens each choice reports. watch: called after each choice with its float32 logits [1, V], the logits
+    probable tokens each choice reports. watch: called after each choice with the float32 logits [1, V], the logits
     after processors, penalties and bias, the step's key (None for greedy) and the choice.
     """
 
@@ -73,10 +73,10 @@ class Chooser:
         self._counts = token_counts(context, vocab_size) if sampling.counts_tokens else None
 
     def __call__(self, logits: mx.array, guess: Guess | None = None) -> Choice:
-        """Choose from logits [1, V] of any float type.
+        """Choose a token from logits [1, V] of any float type.
 
-        A guess that was drawn at random is accepted as often as the rules allow, see samplers.draw_or_accept; any
-        other changes nothing.
+        A guess that was drawn at random is accepted as often as the rules allow (samplers.draw_or_accept). Any other
+        guess has no effect.
         """
         logits = logits.astype(mx.float32)
         logprobs = log_softmax(logits)  # [1, V]
@@ -94,7 +94,7 @@ class Chooser:
         self._remember(token)
         logprob = mx.take_along_axis(logprobs, token[:, None], axis=-1)[:, 0]
         finite = from_model = mx.all(mx.isfinite(logprobs))
-        if adjusted is not logits:  # -inf may leave out tokens, but not all of them
+        if adjusted is not logits:  # -inf may remove tokens, but not all of them
             finite = from_model & mx.isfinite(mx.max(adjusted)) & ~mx.any(mx.isnan(adjusted))
         choice = Choice(token, logprob, finite, self._top(logits, logprobs, ruled), from_model)
         if self._watch:
@@ -103,21 +103,23 @@ class Chooser:
 
     @property
     def state(self) -> list[mx.array]:
-        """What the next choice depends on, to be evaluated with this one: MLX's streams belong to a thread, and the
-        next step may be asked for from another one."""
+        """The arrays that the next choice depends on. Evaluate them together with this choice.
+
+        MLX's streams belong to a thread, and the next step may be requested from another thread.
+        """
         return [array for array in (self._key, self._tokens, self._counts) if array is not None]
 
     def fork(self) -> Chooser:
-        """One that chooses on by the same rules, to guess with.
+        """A copy that continues from here with the same rules, for making guesses.
 
-        A caller's processors are left out: they may count how often they are called.
+        It leaves out a caller's processors, which may depend on how often they are called.
         """
-        other = copy.copy(self)  # its arrays are replaced and never written to
+        other = copy.copy(self)  # safe: its arrays are replaced, never written to
         other._processors, other._tokens, other._watch = (), None, None
         return other
 
     def guess(self, logits: mx.array) -> Guess:
-        """Choose from a draft model's logits [1, V]."""
+        """Choose a guess from a draft model's logits [1, V]."""
         adjusted = self._adjust(logits.astype(mx.float32))
         if self._sampling.greedy:
             guess = Guess(greedy(adjusted))
@@ -132,7 +134,7 @@ class Chooser:
         return key
 
     def _remember(self, token: mx.array) -> None:
-        """Let the next choice know of this one."""
+        """Add the chosen token to what processors and penalties see at the next choice."""
         if self._tokens is not None:
             self._tokens = mx.concatenate([self._tokens, token.astype(mx.int32)])
         if self._counts is not None:
@@ -140,7 +142,7 @@ class Chooser:
 
     def _adjust(self, logits: mx.array) -> mx.array:
         for processor in self._processors:
-            logits = processor(self._tokens, logits)  # type: ignore[arg-type]  # there whenever a processor is
+            logits = processor(self._tokens, logits)  # type: ignore[arg-type]  # not None if there are processors
         if self._counts is not None:
             logits = apply_penalties(logits, self._counts, self._sampling)
         if self._sampling.logit_bias:
@@ -155,7 +157,7 @@ class Chooser:
 
 
 def token_counts(context: Sequence[int], vocab_size: int) -> mx.array:
-    """How often the context holds each token: float32 [1, V]."""
+    """How often each token occurs in the context: float32 [1, V]."""
     counts = [0.0] * vocab_size
     for token in context:
         counts[token] += 1

@@ -1,7 +1,7 @@
-"""Choosing a token: pure functions on logits, and Sampling, the checked set of options.
+"""The sampling rules as pure functions on logits, and Sampling, their checked options.
 
-Logits are float32 [B, V]. What a rule cuts becomes -inf. The order of the rules is fixed: penalties and bias,
-temperature, top-k, top-p, min-p, then one draw from what is left. Ties always go to the lower token id.
+Logits are float32 [B, V]. A removed token gets the logit -inf. The order of the rules is fixed: penalties and bias,
+temperature, top-k, top-p, min-p, then one draw from the tokens that are left. Ties always go to the lower token id.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from mlxgen.errors import OptionError
 from mlxgen.sampling.softmax import softmax, total_before
 
 INF = float("inf")
-SMALLEST, LARGEST = 1e-30, 1e30  # options beyond these could become 0 or infinite in float32
+SMALLEST, LARGEST = 1e-30, 1e30  # values beyond these could become 0 or infinite in float32
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How to choose a token from logits. Checked once, here; the functions below trust it. Raises OptionError.
+    """How to choose a token from logits. Raises OptionError for invalid values; the functions below rely on that.
 
-    temperature 0 is greedy. None switches a rule off. logit_bias maps token ids to what is added to their logits.
+    temperature: 0 is greedy. logit_bias: token id -> number added to its logit. None turns a rule off.
     """
 
     temperature: float = 0.8
@@ -67,16 +67,16 @@ class Sampling:
 
     @property
     def counts_tokens(self) -> bool:
-        """Whether a rule depends on which tokens the context holds."""
+        """Whether a rule depends on the tokens in the context."""
         penalties = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty)
         return any(penalty is not None for penalty in penalties)
 
 
 def apply_penalties(logits: mx.array, counts: mx.array, sampling: Sampling) -> mx.array:
-    """Lower the tokens that the context already holds. counts: how often it holds each, float32 [B, V].
+    """Lower the logits of tokens that occur in the context. counts: how often each token occurs, float32 [B, V].
 
-    repetition_penalty divides positive logits and multiplies negative ones (Keskar et al., 2019, as in transformers);
-    presence_penalty is taken off once, frequency_penalty once per occurrence (OpenAI's rule).
+    repetition_penalty divides positive logits and multiplies negative ones (Keskar et al., 2019, as in transformers).
+    presence_penalty is subtracted once, frequency_penalty once per occurrence (as in OpenAI's API).
     """
     seen = counts > 0
     if (penalty := sampling.repetition_penalty) is not None:
@@ -89,44 +89,44 @@ def apply_penalties(logits: mx.array, counts: mx.array, sampling: Sampling) -> m
 
 
 def apply_bias(logits: mx.array, bias: Mapping[int, float]) -> mx.array:
-    """Add a number to some tokens' logits; -inf bans a token. Raises OptionError for an id outside the vocabulary."""
+    """Add each token's bias to its logit; -inf bans it. Raises OptionError for an id outside the vocabulary."""
     check_bias(bias, logits.shape[-1])
     ids = mx.array(list(bias), dtype=mx.int32)
     return logits.at[..., ids].add(mx.array(list(bias.values()), dtype=logits.dtype))
 
 
 def check_bias(bias: Mapping[int, float], vocab_size: int) -> None:
-    """Raise OptionError for an id outside the vocabulary."""
+    """Raise OptionError if the bias has an id outside the vocabulary."""
     if (highest := max(bias, default=0)) >= vocab_size:
-        raise OptionError(f"logit_bias names token {highest}, but the vocabulary ends at {vocab_size - 1}")
+        raise OptionError(f"logit_bias has token {highest}, but the highest token id is {vocab_size - 1}")
 
 
 def apply_temperature(logits: mx.array, temperature: float) -> mx.array:
-    """Divide by the temperature (> 0): below 1 sharpens, above 1 flattens."""
+    """Divide by the temperature (> 0): below 1 sharpens the distribution, above 1 flattens it."""
     return logits if temperature == 1 else logits / max(temperature, SMALLEST)
 
 
 def apply_top_k(logits: mx.array, k: int) -> mx.array:
-    """Keep exactly the k highest (Fan et al., 2018), ties going to the lower token id; no change when k >= V."""
+    """Keep exactly the k highest logits (Fan et al., 2018). Ties go to the lower token id; k >= V changes nothing."""
     V = logits.shape[-1]
     if k >= V:
         return logits
     lowest = mx.min(mx.topk(logits, k, axis=-1), axis=-1, keepdims=True)  # [B, 1], the k-th highest
     above, level = logits > lowest, logits == lowest
-    places = k - mx.sum(above, axis=-1, keepdims=True)  # how many of the tied ones still fit
-    return mx.where(above | (level & (mx.cumsum(level, axis=-1) <= places)), logits, -INF)
+    n_level = k - mx.sum(above, axis=-1, keepdims=True)  # how many of the tied tokens to keep
+    return mx.where(above | (level & (mx.cumsum(level, axis=-1) <= n_level)), logits, -INF)
 
 
 def apply_top_p(logits: mx.array, p: float) -> mx.array:
-    """Keep the smallest leading set whose probability reaches p (Holtzman et al., 2019).
+    """Keep the smallest set of most probable tokens whose total probability reaches p (Holtzman et al., 2019).
 
-    The token that crosses p stays, so one always does.
+    The token that crosses p is kept, so at least one token always is.
     """
     if p == 1:
         return logits
     order = mx.argsort(-logits, axis=-1)  # [B, V], best first; the sort is stable, so ties keep their order
     probs = softmax(mx.take_along_axis(logits, order, axis=-1))
-    ahead = total_before(probs)  # probability of all better candidates
+    ahead = total_before(probs)  # total probability of the better tokens
     kept = (ahead < max(p, SMALLEST)) & (probs > 0)
     kept = mx.put_along_axis(mx.zeros_like(kept), order, kept, axis=-1)  # back in order of token id
     return mx.where(kept, logits, -INF)
@@ -140,7 +140,7 @@ def apply_min_p(logits: mx.array, min_p: float) -> mx.array:
 
 
 def rules(sampling: Sampling) -> list[tuple[str, float, Callable[[mx.array, Any], mx.array]]]:
-    """The rules from temperature on that are in use, in their order: each one's name, value and function."""
+    """The active rules from temperature on, in order: the name, value and function of each."""
     if sampling.greedy:
         return [("greedy", 1, apply_top_k)]
     named = {"temperature": apply_temperature, "top_k": apply_top_k, "top_p": apply_top_p, "min_p": apply_min_p}
@@ -148,28 +148,29 @@ def rules(sampling: Sampling) -> list[tuple[str, float, Callable[[mx.array, Any]
 
 
 def apply_rules(logits: mx.array, sampling: Sampling) -> mx.array:
-    """Temperature, top-k, top-p and min-p in their order; greedy keeps the best token alone. [B, V] -> [B, V]."""
+    """Apply temperature, top-k, top-p and min-p in order; greedy keeps only the best token. [B, V] -> [B, V]."""
     for _, value, rule in rules(sampling):
         logits = rule(logits, value)
     return logits
 
 
 def greedy(logits: mx.array) -> mx.array:
-    """The highest logit's token id, ties to the lower id: [B, V] -> uint32 [B]."""
+    """The token id with the highest logit; ties go to the lower id. [B, V] -> uint32 [B]."""
     return mx.argmax(logits, axis=-1)
 
 
 def draw(logits: mx.array, key: mx.array) -> mx.array:
-    """One token id a row, drawn from softmax(logits) by the key alone: [B, V] -> uint32 [B]."""
+    """Draw one token id per row from softmax(logits). Only the key decides. [B, V] -> uint32 [B]."""
     return mx.random.categorical(logits, key=key)
 
 
 def draw_or_accept(logits: mx.array, guess: mx.array, drawn_from: mx.array, key: mx.array) -> mx.array:
-    """One token id a row, distributed as softmax(logits), and as often as that allows the guess itself.
+    """Draw one token id per row from softmax(logits) such that it is the guess as often as possible. uint32 [B].
 
-    guess: uint32 [B], drawn from softmax(drawn_from), float32 [B, V]. It is accepted with probability p / q, and else
-    the token comes from what p has more than q (speculative sampling: Leviathan et al., 2023; Chen et al., 2023). A
-    guess that is not accepted is never what is drawn instead.
+    guess: uint32 [B], drawn from softmax(drawn_from), with drawn_from float32 [B, V]. With p = softmax(logits) and
+    q = softmax(drawn_from), the guess is accepted with probability min(1, p / q); otherwise the token is drawn in
+    proportion to max(p - q, 0) (speculative sampling: Leviathan et al., 2023; Chen et al., 2023). A rejected guess
+    is never drawn.
     """
     accept_key, draw_key = mx.random.split(key)
     p, q = softmax(logits), softmax(drawn_from)
@@ -177,7 +178,7 @@ def draw_or_accept(logits: mx.array, guess: mx.array, drawn_from: mx.array, key:
     accepted = mx.random.uniform(shape=guess.shape, key=accept_key) * q_guess < p_guess
     rest = mx.maximum(p - q, 0)
     total = mx.sum(rest, axis=-1, keepdims=True)
-    # Nothing is left where p and q are the same but for rounding, and NaN where the guess came from broken logits.
+    # The total is 0 where p and q differ only by rounding, and NaN where the guess came from NaN logits.
     rest = mx.where((total > 0) & mx.isfinite(total), mx.log(rest), logits)
     return mx.where(accepted, guess, draw(rest, draw_key))
 

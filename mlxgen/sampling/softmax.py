@@ -1,7 +1,7 @@
-"""Softmax over a whole vocabulary, as exact as float32 allows.
+"""Softmax over a whole vocabulary, as accurate as float32 allows.
 
-MLX's CPU backend adds up a row in one go, which over 50,000 tokens loses the last two or three digits. Summed in
-blocks, a row keeps them, on every backend.
+MLX's CPU backend sums a row sequentially, which loses the last two or three digits over 50,000 tokens. Summing in
+blocks keeps them, on every backend.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ BLOCK = 256  # about the square root of a vocabulary
 
 
 def softmax(logits: mx.array) -> mx.array:
-    """Probabilities: float32 [..., V] -> [..., V]."""
+    """Probabilities from logits: float32 [..., V] -> [..., V]."""
     weights = mx.exp(logits - mx.max(logits, axis=-1, keepdims=True))
     return weights / total(weights)
 
 
 def log_softmax(logits: mx.array) -> mx.array:
-    """Natural logs of the probabilities: float32 [..., V] -> [..., V]."""
+    """Log-probabilities (natural logarithm) from logits: float32 [..., V] -> [..., V]."""
     shifted = logits - mx.max(logits, axis=-1, keepdims=True)
     return shifted - mx.log(total(mx.exp(shifted)))
 
@@ -29,7 +29,7 @@ def total(x: mx.array) -> mx.array:
 
 
 def total_before(x: mx.array) -> mx.array:
-    """The sum of what stands before each entry of a row: float32 [..., V] -> [..., V], the first 0."""
+    """The sum of the entries before each entry of a row: float32 [..., V] -> [..., V], 0 for the first."""
     blocks = _blocks(x)
     before = mx.cumsum(mx.sum(blocks, axis=-1), axis=-1, inclusive=False)  # [..., blocks]
     within = mx.cumsum(blocks, axis=-1, inclusive=False)
@@ -37,6 +37,6 @@ def total_before(x: mx.array) -> mx.array:
 
 
 def _blocks(x: mx.array) -> mx.array:
-    """A row as blocks [..., ceil(V / BLOCK), BLOCK], the last one filled up with zeros."""
+    """Split each row into blocks: [..., V] -> [..., ceil(V / BLOCK), BLOCK], the last one padded with zeros."""
     padded = mx.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % BLOCK)])
     return padded.reshape(*x.shape[:-1], -1, BLOCK)
