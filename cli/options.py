@@ -89,7 +89,7 @@ def open_model(given: Mapping[str, Any]) -> Model:
 
 
 def open_draft(given: Mapping[str, Any], request: Request, model: Model) -> Request:
-    """The request with the model of --draft, if given. Raises OptionError if its vocabulary is another."""
+    """The request with the model of --draft, if given. Raises OptionError for a different vocabulary."""
     if not given["draft"]:
         return request
     from mlxgen.generation.draft import check_vocabulary
@@ -115,7 +115,7 @@ def check_request(ctx: click.Context, given: Mapping[str, Any]) -> Request:
 
 
 def _temperature(ctx: click.Context, temperature: float, greedy: bool) -> float:
-    """0 with --greedy, unless only the temperature is from the command line."""
+    """0 with --greedy, unless --temperature is on the command line and --greedy is from the environment."""
     if not greedy or temperature == 0:
         return temperature
     asked = {name: ctx.get_parameter_source(name) for name in ("greedy", "temperature")}

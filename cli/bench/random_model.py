@@ -14,7 +14,7 @@ SHAPES = {
 
 
 def random_folder(folder: Path, **sizes: Any) -> Path:
-    """Write a GPT-2 with random weights as a folder that every side opens. sizes: config entries; 124M without."""
+    """Write a folder that every side opens: a GPT-2 with random weights. sizes: config entries that differ from 124M."""
     import mlx.core as mx
     from mlx.utils import tree_flatten
 

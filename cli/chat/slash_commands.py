@@ -34,7 +34,7 @@ class Commands:
         command = COMMANDS.get(word)
         if command is None:
             raise OptionError(
-                f"unknown command {word}; /help lists the commands, and a text that starts with / is written //"
+                f"unknown command {word}; /help lists the commands. To send text that starts with /, begin with //"
             )
         command[0](self, rest.strip())
 

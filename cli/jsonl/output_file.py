@@ -108,7 +108,7 @@ def _parsed(content: bytes, result_keys: Sequence[frozenset[str]], *, name: str)
         if key is None:
             raise MlxgenError(
                 f"{name}, line {number} is not a result of this command, so the file is left as it is;"
-                " give another file for the output, or --overwrite this one"
+                " give another file for the output, or replace this one with --overwrite"
             )
         yield key, line if line.endswith(b"\n") else line + b"\n"
 
