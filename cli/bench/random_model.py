@@ -14,7 +14,7 @@ SHAPES = {
 
 
 def random_folder(folder: Path, **sizes: Any) -> Path:
-    """Write a folder that every side opens: a GPT-2 with random weights. sizes: config entries that differ from 124M."""
+    """Write a folder that every side opens: a GPT-2 with random weights. sizes: config entries other than 124M's."""
     import mlx.core as mx
     from mlx.utils import tree_flatten
 
