@@ -12,7 +12,7 @@ from typing import Any
 
 from mlxgen.tracing.record import Token, Trace, TracedStep
 
-PARTS = ("page.css", "rules.js", "page.js")
+PARTS = ("page.css", "rules.js", "page.js", "words.js", "stages.js")
 
 
 def page(trace: Trace) -> str:

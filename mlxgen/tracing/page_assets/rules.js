@@ -1,5 +1,5 @@
 "use strict";
-// The sampling rules, from a step's stored logits: what mlxgen.samplers does, for the page's "what if".
+// The sampling rules, from a step's stored logits: what mlxgen.sampling.samplers computes, for the page's "what if".
 const sampling = (() => {
   /**
    * What temperature, top-k, top-p and min-p make of a step's logits: the stored ones each, the rest as one mass.
