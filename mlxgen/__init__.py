@@ -89,6 +89,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'mlxgen' has no attribute {name!r}")
     if _DEFINED_IN[name] != "errors":
         blas.loaded_library()  # an invalid MLXGEN_BLAS is reported here, at the first real use
+        importlib.import_module("mlxgen.device")  # and so is an invalid MLXGEN_DEVICE
     value = getattr(importlib.import_module(f"mlxgen.{_DEFINED_IN[name]}"), name)
     globals()[name] = value
     return value

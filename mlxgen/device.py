@@ -1,6 +1,8 @@
 """The device that computes: its type, how weights lie in its memory, and what is compiled for it.
 
 MLX's CPU backend sends only float32 products to the BLAS, and computes other types far slower: see `compute_dtype`.
+``MLXGEN_DEVICE=cpu`` or ``gpu`` chooses the device, here and in every process that is started from here; unset, MLX
+chooses the GPU where there is one. It is read when this module is imported, before mlxgen makes an array.
 ``MLXGEN_COMPILE``: see `compiles_steps`.
 """
 
@@ -17,10 +19,26 @@ from functools import partial
 import mlx.core as mx
 import mlx.nn as nn
 
+from mlxgen.errors import OptionError
+
 MEMORY_FACTS = "/proc/meminfo"
 
 _wiring = threading.Lock()
 _wired = _limit_before = 0
+
+
+def choose_device() -> None:
+    """Make MLXGEN_DEVICE, if it is set, MLX's default device. Raises OptionError for a device that there is not."""
+    setting = os.environ.get("MLXGEN_DEVICE", "").lower()
+    if setting not in ("", "cpu", "gpu"):
+        raise OptionError(f"MLXGEN_DEVICE must be cpu or gpu, not {setting!r}")
+    if setting == "gpu" and not mx.is_available(mx.gpu):
+        raise OptionError("MLXGEN_DEVICE=gpu: MLX finds no GPU here; set it to cpu, or not at all")
+    if setting:
+        mx.set_default_device(mx.gpu if setting == "gpu" else mx.cpu)
+
+
+choose_device()
 
 
 def on_cpu() -> bool:

@@ -1,13 +1,15 @@
-"""The device: what it computes in, how weights lie in its memory, and what stays resident."""
+"""The device: how it is chosen, what it computes in, how weights lie in its memory, and what stays resident."""
 
+import os
 from pathlib import Path
 
 import mlx.core as mx
 import pytest
 
-from mlxgen import device
+from mlxgen import OptionError, device
 
 from .support.models import tiny_gpt2
+from .support.processes import fresh
 
 
 def test_the_cpu_computes_in_float32_and_a_gpu_in_what_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,3 +70,42 @@ def test_what_caches_of_files_hold_counts_as_free(monkeypatch: pytest.MonkeyPatc
     assert device.free_memory() > 0  # no such file, as on macOS
     (tmp_path / "meminfo").write_text("MemTotal:  9000 kB\nMemFree:  10 kB\nMemAvailable:  3000 kB\n")
     assert device.free_memory() == 3000 * 1024
+
+
+def other_process(setting: str) -> list[str]:
+    """The device that MLX has in a new process, and in one that it starts, with MLXGEN_DEVICE set."""
+    script = """
+import json, subprocess, sys
+look = "import mlxgen; mlxgen.Sampling; import mlx.core as mx; print(mx.default_device().type.name)"
+child = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
+exec(look.replace("print(", "own = ("))
+print(json.dumps([own, child.stdout.strip()]))
+"""
+    return list(fresh(script, env=os.environ | {"MLXGEN_DEVICE": setting}))
+
+
+@pytest.mark.parametrize("setting", ["cpu", "CPU", "gpu"])
+def test_the_device_is_chosen_in_the_environment_and_child_processes_inherit_it(setting: str) -> None:
+    if setting == "gpu" and not mx.is_available(mx.gpu):
+        pytest.skip("there is no GPU")
+    assert other_process(setting) == [setting.lower()] * 2
+
+
+def test_a_device_set_in_python_stays_where_the_environment_names_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[mx.DeviceType] = []
+    monkeypatch.setattr(mx, "set_default_device", chosen.append)
+    monkeypatch.setattr(mx, "is_available", lambda device: True)  # as on a Mac
+    for setting in ("", "cpu", "gpu"):
+        monkeypatch.setenv("MLXGEN_DEVICE", setting)
+        device.choose_device()
+    monkeypatch.delenv("MLXGEN_DEVICE")
+    device.choose_device()
+    assert chosen == [mx.cpu, mx.gpu]
+
+
+def test_a_device_that_there_is_not_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mx, "is_available", lambda device: device == mx.cpu)
+    for setting, said in (("tpu", "cpu or gpu, not 'tpu'"), ("gpu", "finds no GPU")):
+        monkeypatch.setenv("MLXGEN_DEVICE", setting)
+        with pytest.raises(OptionError, match=said):
+            device.choose_device()

@@ -22,9 +22,10 @@ PACKAGES = ("mlxgen", "mlx", "mlx-lm", "tokenizers", "huggingface-hub", "transfo
 def doctor(offline: bool, as_json: bool) -> None:
     """Check the device, the BLAS, package versions and the hub, and say what is slow and why.
 
-    --json prints one object with these keys: system, python, device, memory (bytes), compute_dtype (of float16
-    weights), blas (a path, or null for MLX's own), versions (null if not installed), hub (address, whether it was
-    reached, cache folder), advice (a list of sentences, empty if there is nothing to improve).
+    --json prints one object with these keys: system, python, device, device_setting (MLXGEN_DEVICE, or null where it
+    is not set), memory (bytes), compute_dtype (of float16 weights), blas (a path, or null for MLX's own), versions
+    (null if not installed), hub (address, whether it was reached, cache folder), advice (a list of sentences, empty if
+    there is nothing to improve).
     """
     entries = examine(offline)
     if as_json:
@@ -33,9 +34,10 @@ def doctor(offline: bool, as_json: bool) -> None:
     versions = ", ".join(f"{name} {version or '-'}" for name, version in entries["versions"].items())
     hub = entries["hub"]
     reached = {True: "reached", False: "not reached", None: "not tried"}[hub["reached"]]
+    chosen = ", chosen by MLXGEN_DEVICE" if entries["device_setting"] else ""
     lines = [
         ("system", f"{entries['system']}, Python {entries['python']}"),
-        ("device", f"{entries['device']}, {size(entries['memory'])} of memory"),
+        ("device", f"{entries['device']}{chosen}, {size(entries['memory'])} of memory"),
         ("dtype", f"float16 weights are computed in {entries['compute_dtype']}"),
         ("BLAS", entries["blas"] or "MLX's own"),
         ("versions", versions),
@@ -63,6 +65,7 @@ def examine(offline: bool) -> dict[str, Any]:
         "system": platform.platform(terse=True) + " " + platform.machine(),
         "python": platform.python_version(),
         "device": device.device_name(),
+        "device_setting": os.environ.get("MLXGEN_DEVICE", "").lower() or None,
         "memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "compute_dtype": str(device.compute_dtype(mx.float16)).removeprefix("mlx.core."),
         "blas": library,
@@ -83,7 +86,8 @@ def _advice(on_cpu: bool, blas: str | None, reached: bool | None, versions: dict
             'Decoding a single text is faster with MKL (200 MB, not free software): pip install "mlxgen[mkl]".'
         )
     if sys.platform == "darwin" and on_cpu:
-        advice.append("Slow: MLX computes on the CPU. Keep its default device, the GPU.")
+        set_so = " Unset MLXGEN_DEVICE." if os.environ.get("MLXGEN_DEVICE") else " Keep its default device, the GPU."
+        advice.append("Slow: MLX computes on the CPU." + set_so)
     if sys.platform == "darwin" and platform.machine() != "arm64":
         advice.append("Slow: this Python is not built for Apple silicon. Install an arm64 Python.")
     if reached is False:

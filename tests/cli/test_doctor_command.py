@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from mlxgen import blas
+from mlxgen import blas, device
 from mlxgen.cli.commands.doctor import doctor
 
 from ..support.processes import fresh
+from .running import command, one_line
 
 
 def test_all_that_it_promises_is_there_without_a_network() -> None:
@@ -70,3 +71,20 @@ def test_a_hub_that_does_not_answer_is_advice_and_no_failure(monkeypatch: pytest
     done = CliRunner().invoke(doctor, [])
     assert done.exit_code == 0
     assert "not reached" in done.stdout
+
+
+def test_a_device_chosen_in_the_environment_is_shown() -> None:
+    done = command("doctor", "--offline", env=os.environ | {"MLXGEN_DEVICE": "cpu"})
+    assert "(cpu), chosen by MLXGEN_DEVICE" in done.stdout.decode()
+    for name in ("doctor", "info"):
+        refused = command(name, env=os.environ | {"MLXGEN_DEVICE": "tpu"})
+        assert refused.returncode == 2 and one_line(refused.stderr.decode())
+
+
+def test_a_slow_device_on_a_mac_is_named_with_what_chose_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.platform", "darwin")
+    monkeypatch.setattr(device, "on_cpu", lambda: True)
+    monkeypatch.setenv("MLXGEN_DEVICE", "cpu")
+    assert "Unset MLXGEN_DEVICE." in CliRunner().invoke(doctor, ["--offline"]).stdout
+    monkeypatch.delenv("MLXGEN_DEVICE")
+    assert "Keep its default device" in CliRunner().invoke(doctor, ["--offline"]).stdout
