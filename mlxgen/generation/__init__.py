@@ -1,4 +1,4 @@
-"""Requests, the context and the cache that matches it, the loop that answers a request, and batches of them.
+"""Requests, contexts with their caches, sessions, the generation loop, guesses of coming tokens, and batches.
 
 May import the rooms below it (network, sampling, text) and `mlxgen.model`; never scoring, chat or tracing.
 """

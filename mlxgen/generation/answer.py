@@ -1,4 +1,4 @@
-"""An answer: the steps of one request as they come, and their record. generate() and stream()."""
+"""generate() and stream(), and the Answer they run on: an iterator over the steps of one request."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from mlxgen.sampling.chooser import Chooser
 
 
 class Answer(Iterator[Step]):
-    """Iterate over it for the steps; `generation` is the record of those so far.
+    """An iterator over the steps of one request. `generation` is the record of the steps so far.
 
-    context: holds the prompt already. Nothing is computed before the first step. Raises OptionError for a request that
-    the model or the context cannot take.
+    context: already holds the prompt. Nothing is computed before the first step. Raises OptionError for a request that
+    does not fit the model or the context.
     """
 
     def __init__(self, context: Context, request: Request, observer: Observer | None = None) -> None:
@@ -49,44 +49,44 @@ class Answer(Iterator[Step]):
         return step
 
     def close(self) -> None:
-        """End the answer here. The context keeps every token that was given out."""
+        """End the answer here. The context keeps every token that was yielded."""
         self._steps.close()  # type: ignore[attr-defined]  # a generator
 
     @property
     def generation(self) -> Generation:
-        """The record of the whole answer or, where it was broken off, of what there is."""
+        """The record of the answer so far: the whole answer once it is finished."""
         return self._recorder.record()
 
     def finish(self) -> Generation:
-        """Run to the end; returns the record."""
+        """Generate the rest of the answer; returns the record of all of it."""
         for _ in self:
             pass
         return self.generation
 
 
 def answer(model: Model, request: Request, observer: Observer | None = None) -> Answer:
-    """Answer a request that has its prompt, on a context of its own. Raises OptionError and ContextError."""
+    """Answer a request that has a prompt, in a new context. Raises OptionError and ContextError."""
     context = Context(model, request.context, observer=observer)
     context.extend(request.ids)
     return Answer(context, request, observer)
 
 
 def stream(model: Model, prompt: str | Sequence[int] = "", **options: Unpack[Options]) -> Answer:
-    """Generate a token at a time. The prompt is text or token ids; see Options for the keyword arguments.
+    """Generate one token at a time. The prompt is text or token ids; see Options for the keyword arguments.
 
-    Iterate over the result for the steps; its `generation` is the record of what was generated so far. Invalid options
-    raise OptionError, and a prompt that does not fit raises ContextError, here and not at the first step.
+    Iterate over the result for the steps; its `generation` is the record of what was generated so far. Raises
+    OptionError for invalid options and ContextError for a prompt that does not fit, both before the first step.
     """
     return answer(model, check_options(**options).with_prompt(model, prompt))
 
 
 def generate(model: Model, prompt: str | Sequence[int] = "", **options: Unpack[Options]) -> Generation:
-    """Generate a whole answer: as stream(), in one record."""
+    """Generate a whole answer. The arguments and errors are those of stream()."""
     return stream(model, prompt, **options).finish()
 
 
 def _guesser(context: Context, request: Request) -> Guesser | None:
-    """What guesses for this answer, if anything. Raises OptionError."""
+    """The guesser that the request asks for, or None. Raises OptionError."""
     if not request.guesses:
         return None
     if not context.has_own_cache:

@@ -1,4 +1,4 @@
-"""One row of a batch: an answer that shares its passes through the network with others."""
+"""One row of a batch: an answer that shares its passes through the network with other rows."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from mlxgen.sampling.chooser import Choice, Chooser
 
 
 class BatchRow:
-    """`choice` is the row's newest token, which the device works on and nobody has read.
+    """A row and its newest choice: `choice` has been sent to the device and not been read yet.
 
-    context: holds the prompt; its cache is the row's own only until the row joins the others. index, sample: see
-    BatchGeneration. Raises OptionError.
+    context: holds the prompt, and the row's cache until the row joins the batch. index, sample: see BatchGeneration.
+    Raises OptionError.
     """
 
     def __init__(self, context: Context, request: Request, index: int, sample: int) -> None:
@@ -38,16 +38,16 @@ class BatchRow:
 
     @property
     def ends_next(self) -> bool:
-        """Whether the unread choice is the last there can be."""
+        """Whether the unread choice is the last that the limits allow."""
         return self._reader.ends_next
 
     def begin(self, logits: mx.array) -> None:
-        """Choose the first token, the whole context being processed: logits [1, V]."""
+        """Choose the next token when the whole context has been processed. logits: the last position's, [1, V]."""
         self.choose(logits, self.context.cache_length)
         mx.async_eval(*self.unread)
 
     def choose(self, logits: mx.array, cache_length: int) -> None:
-        """Choose the next token from logits [1, V]: a graph, not yet a number."""
+        """Choose the next token from logits [1, V], without evaluating it."""
         self.choice, self.cache_length = self._choose(logits), cache_length
 
     @property
@@ -56,18 +56,19 @@ class BatchRow:
         return [*self.choice.arrays, *self._choose.state]
 
     def read(self, choice: Choice, cache_length: int) -> FinishReason | None:
-        """Wait for a choice and append it; returns why it was the last, or None. Raises NumericError."""
+        """Wait for a choice and append its token; returns the finish reason, or None. Raises NumericError."""
         step = self._reader.read(choice, cache_length)
         self._recorder.add(step)
         return step.finish_reason
 
     def join(self) -> list[Any]:
-        """Give the row's cache to the batch."""
+        """Hand over the row's cache to the batch."""
         return self.context.give_cache_away()
 
     def slide(self) -> None:
-        """With the position table full and the newest token read: rebuild a cache of its own, and choose from that."""
+        """Slide when the position table is full: rebuild a cache for this row alone, and choose the next token."""
         self.begin(self.context.prefill_after_full_table())
 
     def finish(self) -> Generation:
+        """The record of the answer."""
         return self._recorder.record()

@@ -1,7 +1,7 @@
-"""Many prompts at once: continuous batching.
+"""Many prompts at a time: continuous batching.
 
-Every row has a context, rules and a key of its own; the network takes all rows' newest tokens in one pass, so its
-weights are read once for all of them. A row that ends makes room for the next prompt at once.
+Each row has its own context, sampling rules and random key. The newest tokens of all rows go through the network in one
+pass, so its weights are read once for all of them. When a row ends, the next prompt takes its slot at once.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from mlxgen.generation.results import Generation
 from mlxgen.model import Model
 from mlxgen.network.batch_cache import BatchCache
 
-MOST_ROWS = 32  # more rows gain little: by then arithmetic, not reading the weights, takes the time
+MOST_ROWS = 32  # more rows gain little: the time then goes into arithmetic, not into reading the weights
 
-NO_GUESSES = "is for one prompt at a time: leave it out of a batch, whose prompts share their passes"
+NO_GUESSES = "works for one prompt at a time; leave it out of a batch"
 
 
 class Prompt:
-    """A prompt with options of its own, over those of the batch: Prompt("Once", temperature=0, max_tokens=20).
+    """A prompt whose options override those of the batch: Prompt("Once", temperature=0, max_tokens=20).
 
-    num_samples: how many answers; None for the batch's number. skip: samples, counted from 0, that are not wanted.
-    max_kv_size, keep, overflow and prefill_chunk belong to the whole batch.
+    num_samples: how many answers; None for the batch's number. skip: samples to leave out, counted from 0.
+    max_kv_size, keep, overflow, prefill_chunk and progress can only be set for the whole batch.
     """
 
     __slots__ = ("num_samples", "options", "prompt", "skip")
@@ -57,9 +57,9 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class BatchGeneration(Generation):
-    """A Generation and where it belongs: index is the prompt's place in the batch, sample the answer's, both from 0.
+    """A Generation with the index of its prompt in the batch and its sample number, both counted from 0.
 
-    peak_memory is the whole batch's, up to the end of this answer.
+    peak_memory is that of the whole batch, up to the end of this answer.
     """
 
     index: int
@@ -68,7 +68,7 @@ class BatchGeneration(Generation):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A prompt that could not be answered; or, where sample is a number, only that one of its answers."""
+    """The error of a prompt that could not be answered. If sample is a number, only that sample failed."""
 
     index: int
     error: MlxgenError
@@ -84,14 +84,16 @@ def batch(
     num_samples: int = 1,
     **options: Unpack[Options],
 ) -> Iterator[BatchGeneration]:
-    """Answer many prompts; yields each answer when it is finished, or in the order of the prompts.
+    """Answer many prompts. Yields each answer when it is finished or, if ordered, in the order of the prompts.
 
-    prompts: any iterable, read as rows become free. Options are those of generate() but for progress; a Prompt has its
-    own. The answer to a prompt does not depend on its neighbours: it is what generate() gives for the same seed. (Up to
-    rounding: sums over another number of rows differ in the last bits, so tokens level to those bits may swap.)
-    batch_size: rows at once; None for what fits into memory. num_samples: answers to each prompt, which share its
-    prefill; their seeds follow from the seed as those of `mlxgen generate` do.
-    Raises OptionError or ContextError for a bad prompt when it is reached; outcomes() goes on past it.
+    prompts: any iterable, read as rows become free. The options are those of generate() without progress, lookahead and
+    draft; a Prompt can have its own.
+    batch_size: how many rows at a time; None for as many as fit into memory. num_samples: answers per prompt, which
+    share its prefill; their seeds are derived from the seed, as in `mlxgen generate`.
+    The answer to a prompt does not depend on the other prompts: it is what generate() gives for the same seed, up to
+    rounding. (Sums over a different number of rows differ in the last bits, so tokens that are equal to within these
+    bits may swap.)
+    Raises OptionError or ContextError for an invalid prompt when it is reached; outcomes() continues after it.
     """
     found = outcomes(model, prompts, batch_size=batch_size, ordered=ordered, num_samples=num_samples, **options)
     return _raising(found)
@@ -106,20 +108,20 @@ def outcomes(
     num_samples: int = 1,
     **options: Unpack[Options],
 ) -> Iterator[BatchGeneration | Failure]:
-    """As batch(), but a prompt that cannot be answered gives a Failure, and the others go on.
+    """Like batch(), but a prompt that cannot be answered yields a Failure, and the others continue.
 
-    An error in a prompt's place is its Failure, in its turn.
+    An error in the place of a prompt yields a Failure with that error.
     """
     shared = check_options(**options)
     if shared.progress is not None:
-        raise OptionError("progress is not an option of a batch; count its answers")
+        raise OptionError("progress is not available in a batch; count its answers instead")
     refuse_guesses(shared, NO_GUESSES)
     shared.context.check_table(model.config.n_positions)
     if batch_size is None:
         batch_size = fitting_batch_size(model, shared.context.max_kv_size)
     check_whole("batch_size", batch_size, 1)
     check_whole("num_samples", num_samples, 1)
-    found = _run(Table(model, shared.context), enumerate(_rows(model, prompts, num_samples, options)), batch_size)
+    found = _run(ActiveRows(model, shared.context), enumerate(_rows(model, prompts, num_samples, options)), batch_size)
     return _in_order(found) if ordered else (outcome for _, outcome in found)
 
 
@@ -128,12 +130,12 @@ def fitting_batch_size(model: Model, max_kv_size: int | None = None) -> int:
     config = model.config
     positions = min(config.n_positions, max_kv_size or config.n_positions)
     cache = config.cache_bytes_per_token(model.decoder.model.wpe.weight.dtype.size) * positions
-    logits = 8 * 4 * config.vocab_size  # float32, and what the rules make of them
+    logits = 8 * 4 * config.vocab_size  # float32, and the arrays that the sampling rules compute from them
     return max(1, min(MOST_ROWS, device.free_memory() // 2 // (cache + logits)))
 
 
-class Table:
-    """The rows that are being answered, row i in slot i, each with a choice that nobody has read yet."""
+class ActiveRows:
+    """The rows that are being answered: row i in slot i of the cache, each with an unread choice."""
 
     def __init__(self, model: Model, options: ContextOptions) -> None:
         self._decoder, self._n_positions = model.decoder, model.config.n_positions
@@ -151,7 +153,7 @@ class Table:
         self._slots.leave(at)
 
     def pause(self) -> list[BatchRow]:
-        """Remove the rows whose unread token is not to be processed: it is the last, or has no position left."""
+        """Remove and return the rows whose unread token cannot be processed: it is the last, or the table is full."""
         full = {row for row, offset in zip(self.rows, self._slots.offsets, strict=True) if offset >= self._n_positions}
         paused = [row for row in self.rows if row.ends_next or row in full]
         for row in paused:
@@ -159,7 +161,7 @@ class Table:
         return paused
 
     def step(self) -> None:
-        """Send every row's unread token through the network in one pass, and choose again from the logits."""
+        """Send the unread tokens of all rows through the network in one pass, and choose the next tokens."""
         if not self.rows:
             self._slots.drop_buffers()  # no step evaluates what joined them since the last one
             return
@@ -172,36 +174,36 @@ class Table:
 
 
 def _run(
-    table: Table, source: Iterator[tuple[int, BatchRow | Failure]], batch_size: int
+    active: ActiveRows, source: Iterator[tuple[int, BatchRow | Failure]], batch_size: int
 ) -> Iterator[tuple[int, BatchGeneration | Failure]]:
-    """Answer the source's rows. Whatever comes from the source has a number, which its outcome has too."""
+    """Answer the rows of the source. Each outcome has the number that its row has in the source."""
     with device.wired_memory():
-        yield from _answered(table, source, batch_size)
+        yield from _answered(active, source, batch_size)
 
 
 def _answered(
-    table: Table, source: Iterator[tuple[int, BatchRow | Failure]], batch_size: int
+    active: ActiveRows, source: Iterator[tuple[int, BatchRow | Failure]], batch_size: int
 ) -> Iterator[tuple[int, BatchGeneration | Failure]]:
-    """Let rows in, send a step for all of them, and read the step before it while the device works."""
+    """Repeat: let new rows join, send a step of all rows to the device, and read the step before it meanwhile."""
     numbers: dict[BatchRow, int] = {}
     mx.reset_peak_memory()
     while True:
-        budget = PREFILL_CHUNK  # prompt tokens between two steps: new rows must not hold up the others
-        while len(table.rows) < batch_size and budget > 0 and (arrival := next(source, None)):
+        budget = PREFILL_CHUNK  # prompt tokens between two steps, so that new rows do not hold up the others
+        while len(active.rows) < batch_size and budget > 0 and (arrival := next(source, None)):
             number, row = arrival
             if isinstance(row, Failure):
                 yield number, row
             elif row.limit < 1:
                 yield number, _finished(row)
             else:
-                table.add(row)
+                active.add(row)
                 numbers[row] = number
                 budget -= len(row.context.tokens) if row.sample == 0 else 1
-        if not table.rows:
+        if not active.rows:
             return
-        unread = [(row, row.choice, row.cache_length) for row in table.rows]
-        paused = table.pause()
-        table.step()
+        unread = [(row, row.choice, row.cache_length) for row in active.rows]
+        paused = active.pause()
+        active.step()
         for row, choice, cache_length in unread:
             outcome: BatchGeneration | Failure | None = None
             try:
@@ -209,19 +211,19 @@ def _answered(
                     outcome = _finished(row)
                 elif row in paused:
                     row.slide()
-                    table.add(row)
+                    active.add(row)
             except MlxgenError as error:
                 outcome = Failure(row.index, error, row.sample)
             if outcome:
-                if row in table.rows:
-                    table.remove(row)
+                if row in active.rows:
+                    active.remove(row)
                 yield numbers.pop(row), outcome
 
 
 def _rows(
     model: Model, prompts: Iterable[str | Sequence[int] | Prompt | MlxgenError], num_samples: int, options: Options
 ) -> Iterator[BatchRow | Failure]:
-    """The prompts' rows, each with its first choice sent off. A prompt is processed when its first row is asked for."""
+    """The rows of all prompts, each with its first choice. A prompt is processed when its first row is requested."""
     for index, prompt in enumerate(prompts):
         if isinstance(prompt, MlxgenError):
             yield Failure(index, prompt)
@@ -235,9 +237,9 @@ def _rows(
 
 
 def _samples(model: Model, index: int, prompt: Prompt, num_samples: int, options: Options) -> Iterator[BatchRow]:
-    """A row for each answer to one prompt. The prompt is processed once, after its options are checked."""
+    """One row per sample of a prompt. The prompt is processed once, after its options have been checked."""
     if fixed := set(prompt.options) & {*CONTEXT, "progress"}:
-        raise OptionError(f"{min(fixed)} belongs to the whole batch, not to one prompt")
+        raise OptionError(f"{min(fixed)} can only be set for the whole batch, not for one prompt")
     request = check_options(**cast(Options, {**options, **prompt.options}))
     refuse_guesses(request, NO_GUESSES)
     request = request.with_prompt(model, prompt.prompt)
@@ -260,7 +262,7 @@ def _finished(row: BatchRow) -> BatchGeneration:
 
 
 def _in_order(found: Iterator[tuple[int, BatchGeneration | Failure]]) -> Iterator[BatchGeneration | Failure]:
-    """Hold back what comes before its turn."""
+    """Yield the outcomes in the order of their numbers, holding back those that come early."""
     early: dict[int, BatchGeneration | Failure] = {}
     turn = 0
     for number, outcome in found:

@@ -1,8 +1,8 @@
-"""The tokens so far and the cache that matches them: what is processed when, and what leaves the cache.
+"""A context: the tokens so far, and the cache of those that have been processed.
 
-What the cache holds is decided by the tokens alone, however they came in. While the position table has room, it is all
-tokens processed. When it is full and one more has to be processed, the context slides: the cache is rebuilt from the
-first `slide_keep` tokens and the newest of the others, half a table in all, from position 0.
+The content of the cache depends only on the tokens, not on how they were added. While the position table has room, the
+cache covers all processed tokens. When the table is full and another token has to be processed, the context slides: the
+cache is rebuilt, from position 0, from the first `slide_keep` tokens and the newest others, half a table in total.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from mlxgen.network.cache import RotatingKVCache, make_cache
 from mlxgen.network.compiled_step import CompiledStep
 from mlxgen.network.decoder import GPT2
 
-MOST_GUESSES = 15  # with the token before them 16 rows
+MOST_GUESSES = 15  # a pass then has 16 rows: the newest token and the guesses
 
 
 class CachedContext:
-    """A context, and what of it each layer has processed.
+    """The tokens of a context, and each layer's cache of those that have been processed.
 
-    cache: an empty cache of mlx-lm's protocol, one entry a layer, instead of our own. observer: is told of every pass
-    through the network. Raises OptionError.
+    cache: an empty cache to use instead of mlxgen's own, one entry per layer, with mlx-lm's protocol. observer: is
+    called at every pass through the network. Raises OptionError.
     """
 
     def __init__(
@@ -43,24 +43,26 @@ class CachedContext:
         options.check_table(model.config.n_positions)
         self.model, self.options = model, options
         self.tokens: list[int] = []
-        self.untracked = 0  # positions before the tokens, from a file that does not say which tokens they were
-        self.processed = 0  # how many of the tokens the cache covers
-        self.computed = 0  # positions put through the network and kept, in the context's life
+        self.untracked = 0  # positions before the tokens, from a file that does not say which tokens they are
+        self.processed = 0  # how many tokens the cache covers
+        self.computed = (
+            0  # positions sent through the network since the start, without those that were dropped as ahead
+        )
         self.slide_keep = options.keep  # how many of the first tokens the next slide keeps
-        self.slide_points: list[int] = []  # in order, where the newest part may begin after a slide; empty: anywhere
-        self.slides = 0  # how often the context slid
-        self.slide: Slide | None = None  # the newest slide that the cache shows
+        self.slide_points: list[int] = []  # sorted: where the newest part may begin after a slide; empty: anywhere
+        self.slides = 0  # how often the context has slid
+        self.slide: Slide | None = None  # the slide that the cache was built by, if any
         given = list(cache) if cache is not None else None
-        self._given = copy.deepcopy(given)  # stays empty, to start again from
+        self._given = copy.deepcopy(given)  # stays empty: copied whenever the cache starts anew
         self.cache: list[Any] = given if given is not None else self._empty_cache()
         self._observer = observer
-        self._answer: object | None = None  # which answer is under way
-        self._accepted = 0  # tokens of that answer so far
+        self._answer: object | None = None  # identifies the answer in progress
+        self._accepted = 0  # tokens accepted in that answer
         self._compiled: CompiledStep | None = None
 
     @property
     def cache_length(self) -> int:
-        """Positions that each layer's cache holds now."""
+        """How many positions each layer's cache holds."""
         return int(self.cache[0].size())
 
     @property
@@ -70,7 +72,7 @@ class CachedContext:
 
     @property
     def has_own_cache(self) -> bool:
-        """Whether the cache is mlxgen's, and not one that was given."""
+        """Whether the cache is mlxgen's own, not one passed by the caller."""
         return self._given is None
 
     @property
@@ -80,58 +82,59 @@ class CachedContext:
 
     @property
     def room(self) -> int | None:
-        """How many more tokens the context can take; None when it slides and so never ends."""
+        """How many more tokens fit into the context; None if it slides and so has no limit."""
         if self.options.overflow == "slide":
             return None
         return self.model.config.n_positions - self.untracked - len(self.tokens)
 
     @property
     def guessable(self) -> int:
-        """How many tokens more than one can be processed at once and taken back again."""
+        """How many guessed tokens can be processed after the newest one and still be dropped again."""
         return min(MOST_GUESSES, max(self.positions_left - 1, 0))
 
     def begin_answer(self) -> object:
-        """End the answer under way, if there is one, and begin another; returns what identifies it."""
+        """Begin an answer, and end the one in progress if there is one; returns an object that identifies it."""
         self.end_answer()
         self._answer = object()
         return self._answer
 
     def is_under_way(self, answer: object) -> bool:
-        """Whether nothing else was done with the context since the answer began."""
+        """Whether the answer is still in progress: nothing else was done with the context since it began."""
         return self._answer is answer
 
     def end_answer(self) -> None:
-        """End the answer under way: the cache then covers all but the newest of its tokens."""
-        self.take_back_ahead()
+        """End the answer in progress. The cache then covers all of its tokens but the newest."""
+        self.drop_ahead()
         self._answer, self._accepted = None, 0
 
     def accept(self, token: int) -> None:
-        """Append a chosen token. It may have been processed already, ahead of being read."""
+        """Append a chosen token. It may already have been processed, before it was read."""
         self.tokens.append(token)
         self._accepted += 1
 
     @property
     def ahead(self) -> int:
-        """Newest processed positions that the cache would not hold if the answer under way ended here."""
+        """How many processed positions would have to be dropped if the answer in progress ended here."""
         if self._answer is None:
             return 0
         return max(self.processed - len(self.tokens) + (self._accepted > 0), 0)
 
-    def take_back_ahead(self) -> None:
-        """Take what is processed ahead of the answer's tokens out of the cache, as if it had never been processed."""
+    def drop_ahead(self) -> None:
+        """Drop the positions processed ahead of the answer's tokens, as if they had never been processed."""
         n = self.ahead
-        self._take_out(n)
+        self._trim(n)
         self.computed -= n
 
     def prefill(self, progress: Progress | None = None) -> mx.array:
-        """Process every token not yet in the cache, in chunks; returns the last one's logits [1, V], unevaluated.
+        """Process all unprocessed tokens, in chunks; returns the logits of the last one [1, V], unevaluated.
 
-        progress is called with (tokens done, tokens in all) after each chunk.
+        progress is called with (tokens done, total tokens) at the start and after each chunk. Raises OptionError for an
+        empty context.
         """
         if not self.tokens:
             raise OptionError("the context is empty; extend the session first")
-        if self.processed == len(self.tokens):  # nothing new: the last token's logits are wanted again
-            self._take_out(1)
+        if self.processed == len(self.tokens):  # nothing new: process the last token again for its logits
+            self._trim(1)
         self.compile_step()
         full_at = self.processed + self.positions_left
         table = self.model.config.n_positions
@@ -139,15 +142,15 @@ class CachedContext:
         return self._prefill(slide, progress)
 
     def give_cache_away(self) -> list[Any]:
-        """Hand over the cache, which goes on elsewhere; only `prefill_after_full_table` can use the context again."""
+        """Hand over the cache to a batch. After that, only `prefill_after_full_table` can use the context again."""
         cache, self.cache = self.cache, self._empty_cache()
         return cache
 
     def prefill_after_full_table(self) -> mx.array:
-        """Take up the context where the cache that was given away has filled the position table.
+        """Continue with a new cache after the one that was given away has filled the position table.
 
-        All tokens but the newest were processed elsewhere. Slides, processes what the slide keeps and the newest token,
-        and returns its logits [1, V]. Raises ContextError where the context does not slide.
+        All tokens but the newest were processed with the old cache. Slides, processes the tokens that the slide keeps
+        and the newest token, and returns its logits [1, V]. Raises ContextError if the context does not slide.
         """
         self.processed = len(self.tokens) - 1
         table = self.model.config.n_positions
@@ -155,59 +158,60 @@ class CachedContext:
 
     def _prefill(self, slide: Slide | None, progress: Progress | None) -> mx.array:
         end = len(self.tokens)
-        todo = (self._restart(slide) if slide else []) + self.tokens[self.processed : end]
-        self.processed = end - len(todo)
+        pending = (self._begin_slide(slide) if slide else []) + self.tokens[self.processed : end]
+        self.processed = end - len(pending)
         chunk_size = self.options.prefill_chunk
         try:
             if progress:
-                progress(0, len(todo))
-            for start in range(0, len(todo), chunk_size):
-                chunk = todo[start : start + chunk_size]
+                progress(0, len(pending))
+            for start in range(0, len(pending), chunk_size):
+                chunk = pending[start : start + chunk_size]
                 hidden = self._run(mx.array([chunk]))
                 self.processed += len(chunk)
                 if self.processed < end:
                     mx.eval([layer.state for layer in self.cache])
                     mx.clear_cache()
                 if progress:
-                    progress(start + len(chunk), len(todo))
+                    progress(start + len(chunk), len(pending))
         except BaseException:
-            if slide and self.processed < slide.at:  # what the slide keeps is only half in
-                self._forget()
+            if slide and self.processed < slide.at:  # the cache was rebuilt only in part
+                self._clear()
             raise
         return self._head(hidden[:, -1])
 
     def compile_step(self) -> None:
-        """Compile the step anew, where it is compiled: the weights may have changed since the last answer."""
+        """Compile the step again, if steps are compiled here: the weights may have changed since the last answer."""
         compiles = self.has_own_cache and type(self.model.decoder) is GPT2 and device.compiles_steps()
         self._compiled = CompiledStep(self.model.decoder) if compiles else None
 
     def process(self, tokens: mx.array) -> mx.array:
-        """Put the newest tokens [n] through the network; returns their logits [n, V], a graph and not yet numbers.
+        """Send the newest tokens [n] through the network; returns their logits [n, V], unevaluated.
 
-        Where the table is full, it slides first. All but the first token are guesses, at most `guessable` of them.
+        The first is the newest token; the others are guesses, at most `guessable` of them. Slides first if the table is
+        full. Raises ContextError if the context does not slide.
         """
         if not self.positions_left:
             self._slide()
         for layer in self.cache:
             if isinstance(layer, RotatingKVCache):
-                layer.slack = len(tokens) - 1  # the guesses may be taken back
+                layer.slack = len(tokens) - 1  # so that the guesses can be dropped again
         hidden = self._run(tokens[None])
         self.processed += len(tokens)
         return self._head(hidden[0])
 
     def _slide(self) -> None:
         table, chunk_size = self.model.config.n_positions, self.options.prefill_chunk
-        kept = self._restart(slide_at(self.processed, table, self.slide_keep, self.slide_points))
+        kept = self._begin_slide(slide_at(self.processed, table, self.slide_keep, self.slide_points))
         try:
             for start in range(0, len(kept), chunk_size):
                 mx.eval(self._run(mx.array([kept[start : start + chunk_size]])))
-        except BaseException:  # only half in
-            self._forget()
+        except BaseException:  # the cache was rebuilt only in part
+            self._clear()
             raise
         mx.clear_cache()
 
     def _run(self, ids: mx.array) -> mx.array:
-        """The next positions through every layer: ids [1, L] -> [1, L, D]."""
+        """Send the next positions through every layer: ids [1, L] -> hidden states [1, L, D]."""
         self.computed += ids.shape[1]
         if self._observer:
             self._observer.before_layers(ids)
@@ -216,8 +220,8 @@ class CachedContext:
                 hidden = self._compiled(ids, self.cache)
             else:
                 hidden = self.model.decoder.hidden(ids, self.cache)
-        except BaseException:  # interrupted between two layers, which no longer agree
-            self._forget()
+        except BaseException:  # interrupted between two layers: their caches no longer agree
+            self._clear()
             raise
         if self._observer:
             self._observer.after_layers(hidden)
@@ -229,33 +233,34 @@ class CachedContext:
             self._observer.after_head(logits)
         return logits
 
-    def _take_out(self, n: int) -> None:
-        """Let the cache cover n tokens fewer, or none at all if it has dropped what came before."""
+    def _trim(self, n: int) -> None:
+        """Remove the newest n tokens from the cache. Clears the cache if it cannot give them back."""
         left = self.processed - n
         if n == 0:
             return
-        reach = self.slide.at if self.slide else 0
-        if left >= reach and all(_trims(layer, n) for layer in self.cache) and {x.trim(n) for x in self.cache} == {n}:
+        slid_at = self.slide.at if self.slide else 0
+        if left >= slid_at and all(_trims(layer, n) for layer in self.cache) and {x.trim(n) for x in self.cache} == {n}:
             self.processed = left
             return
-        self._forget()
+        self._clear()
 
-    def _forget(self) -> None:
-        """Empty the cache; what is needed of the context will be processed again."""
+    def _clear(self) -> None:
+        """Empty the cache, so that the context is processed again. Raises ContextError if its tokens are unknown."""
         if self.untracked:
             raise ContextError(
-                "the session came from a file that does not say which tokens it holds: it can neither slide nor go back"
-                " before what was added here; start a new session from the text"
+                "the session's file does not say which tokens its cache holds, so it can neither slide nor be rewound"
+                " into that part; start a new session from the text"
             )
         self.cache, self.processed, self.slide = self._empty_cache(), 0, None
 
-    def _restart(self, slide: Slide) -> list[int]:
-        """Empty the cache for a slide; returns the tokens it keeps, still to be processed."""
+    def _begin_slide(self, slide: Slide) -> list[int]:
+        """Empty the cache for a slide; returns the tokens that it keeps, which have to be processed again."""
         if self.options.overflow == "stop":
             raise ContextError(
-                f'the model\'s table of {self.model.config.n_positions:,} positions is full; overflow="slide" goes on'
+                f"the model's table of {self.model.config.n_positions:,} positions is full;"
+                ' use overflow="slide" to continue past its end'
             )
-        self._forget()
+        self._clear()
         self.processed, self.slide, self.slides = slide.at, slide, self.slides + 1
         return self.tokens[: slide.keep] + self.tokens[slide.start : slide.at]
 
@@ -266,6 +271,6 @@ class CachedContext:
 
 
 def _trims(layer: Any, n: int) -> bool:
-    """Whether a layer's cache can forget its newest n positions."""
-    trimmable = getattr(layer, "trimmable", None)  # ours say how many
+    """Whether a layer's cache can remove its newest n positions."""
+    trimmable = getattr(layer, "trimmable", None)  # mlxgen's own caches say how many
     return n <= trimmable if isinstance(trimmable, int) else n == 1 or bool(layer.is_trimmable())

@@ -1,7 +1,7 @@
-"""A context that is added to, taken back, forked, and moved out and in.
+"""A context that can be extended, rewound, forked, saved and restored.
 
-A rewind takes positions out of the cache where it can, and otherwise empties it: the next answer then processes what
-the rule of sliding says, no more.
+A rewind removes positions from the cache if it can, and otherwise clears it. The next answer then processes the tokens
+that a context of this length holds, and no more.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from mlxgen.model import Model, encode_prompt
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A place in a session to come back to: how many tokens it had, and how many of them were processed."""
+    """A point in a session to rewind to: how many tokens it had, and how many of them were processed."""
 
     tokens: int
     processed: int
@@ -32,7 +32,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class ContextState:
-    """All that makes a context, but for its model. The names are those of CachedContext's attributes."""
+    """Everything in a context except its model. The fields have the names of CachedContext's attributes."""
 
     options: ContextOptions
     tokens: list[int]
@@ -46,36 +46,36 @@ class ContextState:
 
 
 class Context(CachedContext):
-    """A CachedContext and what a caller may do with its tokens."""
+    """A CachedContext whose tokens the caller can change."""
 
-    _drafting: Context | None = None  # a draft model's context on the same tokens
+    _drafting: Context | None = None  # the draft model's context, with the same tokens
 
     @property
     def state(self) -> ContextState:
-        """The context as it is; in the middle of an answer, as it would be if that ended here."""
+        """The state of the context; in the middle of an answer, as if the answer ended here."""
         source = self.fork() if self.ahead else self
         return ContextState(**{name: getattr(source, name) for name in ContextState.__dataclass_fields__})
 
     @classmethod
     def from_state(cls, model: Model, state: ContextState) -> Self:
-        """A context that goes on from a state. Raises ValueError where its cache does not match its tokens."""
+        """A context with the given state. Raises ValueError if the cache does not match the tokens."""
         context = cls.__new__(cls)
         CachedContext.__init__(context, model, state.options)
         for name in ContextState.__dataclass_fields__:
             setattr(context, name, getattr(state, name))
         slide = state.slide
-        held = state.untracked + state.processed - (slide.at - slide.size if slide else 0)
-        if not 0 <= state.processed <= len(state.tokens) or any(layer.offset != held for layer in state.cache):
+        offset = state.untracked + state.processed - (slide.at - slide.size if slide else 0)
+        if not 0 <= state.processed <= len(state.tokens) or any(layer.offset != offset for layer in state.cache):
             raise ValueError("the cache does not match the tokens")
         encode_prompt(model, state.tokens)
         context._check_room(len(state.tokens))
         return context
 
     def extend(self, addition: str | Sequence[int]) -> None:
-        """Add text or token ids to the context; they are processed when something is generated.
+        """Add text or token ids to the context. They are processed when something is generated.
 
-        Text is tokenized by itself: no token spans the place where it was added. Raises ContextError when it does not
-        fit, OptionError for ids outside the vocabulary; the session then stays as it was.
+        Text is tokenized on its own, so no token spans the boundary to the text before. Raises ContextError if it does
+        not fit and OptionError for ids outside the vocabulary; the session is then unchanged.
         """
         ids = encode_prompt(self.model, addition)
         self._check_room(len(self.tokens) + len(ids))
@@ -83,7 +83,7 @@ class Context(CachedContext):
         self.tokens.extend(ids)
 
     def reset_to(self, prompt: str | Sequence[int]) -> None:
-        """Make the prompt the whole context, keeping what the cache holds of a beginning that both share."""
+        """Replace the context with the prompt. The cache of a common beginning is reused."""
         ids = encode_prompt(self.model, prompt)
         self._check_room(len(ids))
         shared = shared_length(self.tokens, ids)
@@ -91,43 +91,43 @@ class Context(CachedContext):
         self.tokens.extend(ids[shared:])
 
     def mark(self) -> Mark:
-        """The present place, for rewind(to=...)."""
+        """The present state of the session, for rewind(to=...)."""
         return Mark(len(self.tokens), self.processed - self.ahead)
 
     def rewind(self, n_tokens: int | None = None, *, to: Mark | None = None) -> None:
-        """Forget the newest n_tokens, or everything since a mark. Raises OptionError when there is no such place.
+        """Remove the newest n_tokens, or everything since a mark. Raises OptionError if the session is shorter.
 
-        The session is then as if they had never come: where the cache can still give their positions back, nothing is
-        computed again; where it has dropped older ones since, the next answer processes the context anew.
+        The session is then as if they had never been added. Nothing is computed again as long as the cache can remove
+        their positions; if it has dropped older positions since, the next answer processes the context again.
         """
         if (n_tokens is None) == (to is None):
-            raise OptionError("rewind takes a number of tokens or a mark (to=...), one of the two")
+            raise OptionError("rewind takes either a number of tokens or a mark (to=...)")
         length = to.tokens if to else len(self.tokens) - (n_tokens or 0)
         if isinstance(n_tokens, bool) or not 0 <= length <= len(self.tokens):
             asked = f"to token {length}" if to else f"{n_tokens!r} tokens"
-            raise OptionError(f"cannot rewind {asked}: the session has {len(self.tokens)}")
+            raise OptionError(f"cannot rewind {asked}: the session has {len(self.tokens)} tokens")
         self.end_answer()
-        self._take_out(self.processed - min(self.processed, to.processed if to else length, length))
+        self._trim(self.processed - min(self.processed, to.processed if to else length, length))
         del self.tokens[length:]
         del self.slide_points[bisect_left(self.slide_points, length + 1) :]
 
     def fork(self) -> Self:
-        """A second session with the same past. The cached arrays are shared until one of the two writes to them."""
+        """A copy of the session. The two share the cache's memory until one of them writes to it."""
         other = copy.copy(self)
         other.tokens, other.slide_points = list(self.tokens), list(self.slide_points)
         other.cache, other._drafting = [_copied(layer) for layer in self.cache], None
-        other.end_answer()  # in the middle of an answer: without what was processed ahead
+        other.end_answer()  # in the middle of an answer: drop what was processed ahead
         return other
 
     def plan_slide(self, keep: int, points: Sequence[int]) -> None:
-        """Say what the next slide keeps: the first `keep` tokens, and the newest from one of the points on.
+        """Set what the next slide keeps: the first `keep` tokens, and the newest tokens from one of the points on.
 
-        points: numbers of tokens, in order; empty: the newest part may begin anywhere.
+        points: numbers of tokens, sorted; if empty, the newest part may begin anywhere.
         """
         self.slide_keep, self.slide_points = keep, list(points)
 
     def draft_context(self, model: Model) -> Context:
-        """A context for a draft model that guesses for this one; the same one from answer to answer."""
+        """The context of a draft model that guesses for this one. It stays the same from answer to answer."""
         if self._drafting is None or self._drafting.model is not model:
             self._drafting = Context(model, ContextOptions(overflow="slide"))
         return self._drafting
@@ -137,19 +137,19 @@ class Context(CachedContext):
         if self.options.overflow == "stop" and length > self.model.config.n_positions:
             raise ContextError(
                 f"the prompt has {length:,} tokens, more than the model's"
-                f" {self.model.config.n_positions:,} positions; shorten it, or let it slide"
+                f" {self.model.config.n_positions:,} positions; shorten it, or let the context slide"
                 ' (overflow="slide", in the terminal --overflow slide)'
             )
 
 
 def shared_length(one: Sequence[int], two: Sequence[int]) -> int:
-    """How many tokens both begin with."""
+    """The length of the longest common beginning of two token lists."""
     pairs = enumerate(zip(one, two, strict=False))
     return next((at for at, (first, second) in pairs if first != second), min(len(one), len(two)))
 
 
 def _copied(layer: Any) -> Any:
-    """One layer's cache with array handles of its own: the memory is shared until one of the two writes to it."""
+    """A copy of one layer's cache. The two share memory until one of them writes to it."""
     other = copy.copy(layer)
     for name, value in vars(layer).items():
         setattr(other, name, tree_map(lambda part: copy.copy(part) if isinstance(part, mx.array) else part, value))

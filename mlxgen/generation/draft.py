@@ -1,8 +1,8 @@
-"""A draft model: a smaller model of the same vocabulary guesses, and one pass of the larger one checks its guesses.
+"""A draft model: a smaller model with the same vocabulary guesses tokens, and one pass of the larger one checks them.
 
-Greedy tokens are those that come without it. Sampled guesses are drawn, and accepted by the rule of speculative
-sampling (samplers.draw_or_accept): the text keeps its distribution, while a seed gives another text than without the
-draft.
+With greedy decoding the answer is the same as without a draft model. With sampling, guesses are drawn at random and
+accepted by the rule of speculative sampling (samplers.draw_or_accept): the distribution of the text stays the same, but
+a seed gives a different text than without the draft model.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from mlxgen.sampling.chooser import Chooser, Guess
 
 FIRST_GUESSES = 4
 LONGEST_PAUSE = 63  # passes
-CHECKED_PIECES = 64  # of two vocabularies that should be the same
+CHECKED_PIECES = 64  # how many tokens of the two vocabularies are compared, at least
 
 
 class Draft:
-    """Guesses what a smaller model of the same vocabulary would choose. Raises OptionError for another vocabulary.
+    """A guesser that runs a smaller model. Raises OptionError if the vocabularies differ.
 
-    The smaller model has a context of its own, which stays with the one that it guesses for, and slides where its table
-    ends.
+    The smaller model has its own context, which is kept with the larger model's from answer to answer and slides when
+    its position table is full.
     """
 
     def __init__(self, context: Context, model: Model) -> None:
@@ -35,8 +35,8 @@ class Draft:
         self._own.reset_to(self._tokens)
         self._own.compile_step()
         self._is_first = True
-        self._pause = self._waiting = 0  # passes without guesses, while they are all wrong
-        self._ahead: list[mx.array] = []  # ids [1] that its cache holds after its own tokens, right or wrong
+        self._pause = self._waiting = 0  # passes without guesses, after guesses that were all wrong
+        self._ahead: list[mx.array] = []  # ids [1] that its cache holds beyond its tokens, right or wrong
         self._length = FIRST_GUESSES
 
     def guess(self, token: mx.array, known: bool, most: int, choose: Chooser) -> list[Guess]:
@@ -48,15 +48,15 @@ class Draft:
         late, first = own.tokens[own.processed :], self._is_first
         self._is_first = False
         if len(late) > own.guessable:
-            if first:  # a long prompt is read after the answer's first token is out
+            if first:  # process a long prompt only after the answer's first token was yielded
                 return []
             own.prefill()
             late = []
         logits = own.process(mx.concatenate([mx.array(late, dtype=token.dtype), token]))[-1:]
         guesses = [choose.guess(logits)]
-        left = own.positions_left  # it does not slide in the midst of guessing
+        left = own.positions_left  # no slide while guessing
         while len(guesses) < min(self._length, most, left + 1):
-            mx.async_eval(guesses[-1].token)  # the device starts while Python builds the next
+            mx.async_eval(guesses[-1].token)  # the device works while Python builds the next step
             guesses.append(choose.guess(own.process(guesses[-1].token)))
         self._ahead = [token, *(guess.token for guess in guesses[:-1])]
         return guesses
@@ -67,24 +67,24 @@ class Draft:
         self._pause = min(2 * self._pause + 1, LONGEST_PAUSE) if right == 0 else 0
 
     def _follow(self, end: int) -> None:
-        """Make the context's first `end` tokens the draft's own, keeping what was guessed right."""
+        """Bring the draft model's context to the first `end` tokens of the larger one's, reusing the right guesses."""
         own = self._own
         tried = [cast(int, token.item()) for token in self._ahead]
-        came = self._tokens[len(own.tokens) : end]
-        right = shared_length(tried, came)
+        added = self._tokens[len(own.tokens) : end]
+        right = shared_length(tried, added)
         for token in tried:
             own.accept(token)
         own.rewind(len(tried) - right)
-        own.extend(came[right:])
+        own.extend(added[right:])
         self._ahead = []
 
 
 def check_vocabulary(model: Model, draft: Model) -> None:
-    """Raise OptionError for a draft model whose tokens are others than the model's."""
+    """Raise OptionError if the draft model's vocabulary differs from the model's."""
     size, other = model.config.vocab_size, draft.config.vocab_size
     some = range(0, min(size, other), max(size // CHECKED_PIECES, 1))
     if size != other or any(model.tokenizer.token(token) != draft.tokenizer.token(token) for token in some):
         raise OptionError(
-            f"the draft model {draft.name} has another vocabulary ({other:,} tokens) than {model.name} ({size:,});"
-            " draft with a smaller model of the same family"
+            f"the draft model {draft.name} has a different vocabulary ({other:,} tokens) than {model.name} ({size:,});"
+            " use a smaller model of the same family"
         )

@@ -1,4 +1,4 @@
-"""A short name for a model's shape and weights: whether something that was computed belongs to it."""
+"""A model's fingerprint: a hash that tells whether saved results were computed with this model."""
 
 from __future__ import annotations
 
@@ -11,12 +11,17 @@ import mlx.core as mx
 
 from mlxgen.model import Model
 
-SAMPLES = 8  # weights that enter along each axis of a tensor
-OTHER_FACTS = ("quantization", "bos_token_id", "eos_token_ids", "conversational")  # no hidden state depends on them
+SAMPLES = 8  # hashed weights along each axis of a tensor, about
+OTHER_FACTS = (
+    "quantization",
+    "bos_token_id",
+    "eos_token_ids",
+    "conversational",
+)  # left out: hidden states do not depend on them
 
 
 def fingerprint(model: Model) -> str:
-    """32 hexadecimal digits, from the config and a sample of every tensor, however the device has them laid out."""
+    """Hash the config and a sample of every tensor into 32 hexadecimal digits, independent of the memory layout."""
     facts = {name: value for name, value in asdict(model.config).items() if name not in OTHER_FACTS}
     digest = hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16)
     for path, module in sorted(model.decoder.named_modules()):
@@ -28,7 +33,7 @@ def fingerprint(model: Model) -> str:
 
 
 def array_bytes(array: mx.array) -> memoryview:
-    """The array's numbers, one after another as they stand in memory."""
+    """The array's bytes, in row-major order."""
     if array.size == 0:
         return memoryview(b"")
     return memoryview(mx.contiguous(array.reshape(-1)).view(mx.uint8))  # type: ignore[arg-type]  # it has a buffer

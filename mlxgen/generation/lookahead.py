@@ -1,7 +1,7 @@
-"""Lookahead: guesses from the text so far, so that one pass through the network checks several tokens.
+"""Lookahead: guesses from the text so far, so that one pass through the network can check several tokens.
 
-Who guesses does not matter to the outcome: the loop keeps a token only if its rules chose it from the model's own
-logits, with the step's own key. So every token, greedy or sampled, is the one that comes without guesses.
+Guesses do not change the answer: the loop keeps a guess only if the sampling rules choose the same token from the
+model's logits, with the step's own key. So every token, greedy or sampled, is the same as without guesses.
 """
 
 from __future__ import annotations
@@ -13,62 +13,63 @@ import mlx.core as mx
 from mlxgen.generation.cached_context import MOST_GUESSES
 from mlxgen.sampling.chooser import Chooser, Guess
 
-LONG, SHORT = 3, 2  # tokens that must have stood together before, for what came after them to be a guess
+LONG, SHORT = 3, 2  # how many of the newest tokens must have occurred before, in this order, to guess what follows
 FIRST_GUESSES = 3
 LONGEST_PAUSE = 126  # tokens
 
-Grounds = Literal["long", "resume", "short"]  # what a guess is founded on
+Match = Literal["long", "resume", "short"]  # how the place was found whose following tokens are the guess
 
 
 class NGrams:
-    """Guesses that after the same few tokens the same will come as the last time (Saxena, 2023).
+    """Guesses that the same few tokens are followed by the same tokens as last time (prompt lookup: Saxena, 2023).
 
-    Where a guess was wrong after right ones, a word may have been exchanged: the next begins after that word. Guesses
-    grow while they are right. After wrong ones, none is made for a while on the same grounds, and the while grows, so
-    that text without repetition costs next to nothing. context: the tokens so far, which the loop appends to.
+    If the first guesses were right and then one was wrong, a word may have been replaced, so the next guess resumes
+    after that word. More tokens are guessed while guesses are right. After wrong guesses the same kind of match pauses,
+    longer each time, so that text without repetition costs next to nothing.
+    context: the tokens so far; the loop appends to this list.
     """
 
     def __init__(self, context: list[int]) -> None:
         self._context = context
-        self._after: dict[tuple[int, ...], int] = {}  # where the newest occurrence of a few tokens ends
+        self._after: dict[tuple[int, ...], int] = {}  # n-gram -> where its newest occurrence ends
         self._indexed = SHORT
         self._length = FIRST_GUESSES
-        self._resume: int | None = None  # where to go on after an exchanged word
-        self._grounds: Grounds = "long"  # of the newest guesses
-        self._source = 0  # where in the context they were found
-        self._pause: dict[Grounds, int] = {"long": 0, "resume": 0, "short": 0}  # after the next failure
-        self._not_before: dict[Grounds, int] = dict.fromkeys(self._pause, 0)  # length of the context
+        self._resume: int | None = None  # where to continue after a replaced word
+        self._match: Match = "long"  # of the newest guesses
+        self._source = 0  # where in the context the newest guesses were copied from
+        self._pause: dict[Match, int] = {"long": 0, "resume": 0, "short": 0}  # tokens, after the next failure
+        self._not_before: dict[Match, int] = dict.fromkeys(self._pause, 0)  # context length at which the pause ends
 
     def guess(self, token: mx.array, known: bool, most: int, choose: Chooser) -> list[Guess]:
         context = self._context
-        places = self._found(known).items()
-        found = (place for place in places if place[1] is not None and len(context) >= self._not_before[place[0]])
-        grounds, at = next(found, ("long", None))
+        matches = self._matches(known).items()
+        usable = (match for match in matches if match[1] is not None and len(context) >= self._not_before[match[0]])
+        match, at = next(usable, ("long", None))
         if at is None:
             return []
-        self._grounds = grounds
-        self._source = at if known else at + 1  # the first stands for the token itself, which nobody has read
+        self._match = match
+        self._source = at if known else at + 1  # the token at `at` stands for the newest one, which is unread
         following = context[at : at + MOST_GUESSES + 1]
-        while len(following) < MOST_GUESSES + 1:  # past the end of the context it goes on from itself
+        while len(following) < MOST_GUESSES + 1:  # past the end of the context, the guess repeats itself
             following += following
         guesses = following[self._source - at :][: min(self._length, most)]
         return [Guess(mx.array([guess], dtype=token.dtype)) for guess in guesses]
 
     def learn(self, guesses: int, right: int) -> None:
-        grounds, pause = self._grounds, self._pause[self._grounds]
+        match, pause = self._match, self._pause[self._match]
         if right == guesses:
-            self._length, self._pause[grounds] = min(2 * self._length + 1, MOST_GUESSES), 0
+            self._length, self._pause[match] = min(2 * self._length + 1, MOST_GUESSES), 0
             return
         self._length = max(right, self._length // 2, FIRST_GUESSES)
         if right:
-            self._pause[grounds] = pause // 2
+            self._pause[match] = pause // 2
             self._resume = self._source + right + 1
         else:
-            self._not_before[grounds] = len(self._context) + pause
-            self._pause[grounds] = min(3 * pause + 2, LONGEST_PAUSE)
+            self._not_before[match] = len(self._context) + pause
+            self._pause[match] = min(3 * pause + 2, LONGEST_PAUSE)
 
-    def _found(self, known: bool) -> dict[Grounds, int | None]:
-        """Where in the context the tokens stand that followed what it ends with, on each of the grounds, best first."""
+    def _matches(self, known: bool) -> dict[Match, int | None]:
+        """For each kind of match, best first: where the tokens begin that followed the context's ending before."""
         context, after = self._context, self._after
         for end in range(self._indexed, len(context)):
             after[tuple(context[end - SHORT : end])] = end

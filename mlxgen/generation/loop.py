@@ -1,9 +1,12 @@
-"""The loop: prefill, then one step after another.
+"""The generation loop: prefill, then one step after another.
 
-1. Context: the tokens so far. 2. Prefill processes the known prompt; its last position gives the first logits.
-3. Sample chooses a token. 4. Append adds it to the text; it has no cache entries yet. 5. If generation goes on, that
-one token goes through every layer, and the new logits choose the next. 6. Until an end token, a stop text, the token
-limit or the context limit. So after a prompt of n tokens and m chosen ones the cache holds n + m - 1 positions.
+1. Context: the tokens so far.
+2. Prefill processes the prompt. Its last position gives the first logits.
+3. Sample chooses a token from the logits.
+4. Append adds the token to the text. It has no cache entries yet.
+5. If generation continues, that one token goes through every layer. Its logits are the next ones to sample from.
+6. Repeat from 3 until an end token, a stop text, the token limit or the context limit.
+So after a prompt of n tokens and m chosen tokens the cache holds n + m - 1 positions.
 """
 
 from __future__ import annotations
@@ -22,11 +25,11 @@ from mlxgen.sampling.chooser import Choice, Chooser, Guess
 from mlxgen.text.stop_text import StopText
 from mlxgen.text.tokenizer import Tokenizer
 
-CLEAR_EVERY = 256  # passes, after which buffers that MLX keeps for the next use are given back
+CLEAR_EVERY = 256  # passes between releases of the buffers that MLX keeps for reuse
 
 
 class Reader:
-    """Reads a request's choices, one after another, and says when it ends. limit: the most tokens there can be."""
+    """Turns the choices of a request into steps and decides when it ends. limit: the maximum number of tokens."""
 
     def __init__(self, context: CachedContext, request: Request) -> None:
         self._context, self._max_tokens = context, request.max_tokens
@@ -37,18 +40,18 @@ class Reader:
 
     @property
     def left(self) -> int:
-        """How many more choices there can be."""
+        """How many more choices the limits allow."""
         return self.limit - self._count
 
     @property
     def ends_next(self) -> bool:
-        """Whether the next choice is the last there can be."""
+        """Whether the next choice is the last that the limits allow."""
         return self.left <= 1
 
     def read(self, choice: Choice, cache_length: int, guess: Guess | None = None, guesses: int = 0) -> Step:
-        """Wait for a choice and append it to the context's tokens. Raises NumericError.
+        """Wait for a choice and append its token to the context. Raises NumericError.
 
-        guess: what was guessed to be chosen. guesses: see Step.
+        guess: the guess at this choice, if there was one. guesses: see Step.
         """
         index, last, stops = self._count, self.ends_next, self._stops
         token = _read(choice, index)
@@ -78,29 +81,29 @@ class Reader:
 
 
 class Guesser(Protocol):
-    """Says what may come next, so that one pass through the network can check several tokens."""
+    """Guesses the next tokens, so that one pass through the network can check several of them."""
 
     def guess(self, token: mx.array, known: bool, most: int, choose: Chooser) -> list[Guess]:
-        """What may follow the newest token, one after another, at most `most`.
+        """Guess the tokens that follow the newest token, in order, `most` at most.
 
-        token: its id [1]. known: whether it was read, and so is the last of the context's tokens. choose: what will
-        choose the tokens after it.
+        token: the newest token's id [1]. known: whether it has been read, and so is the last token of the context.
+        choose: the chooser of the tokens after it.
         """
 
     def learn(self, guesses: int, right: int) -> None:
-        """How many of the newest guesses were right, before the first wrong one."""
+        """Take note of how many of the newest guesses were right, counted up to the first wrong one."""
 
 
 def steps(context: CachedContext, request: Request, choose: Chooser, guesser: Guesser | None = None) -> Iterator[Step]:
-    """Generate on a context that holds at least one token; no step at all if it is full.
+    """Generate from a context that holds at least one token. Yields no step if the context is full.
 
-    While Python reads one token the device already works on the next. Wherever the caller stops, the context ends with
-    every token appended and all but the newest processed. Raises NumericError for logits that are not finite, and
-    OptionError when the context was added to, taken back or asked for another answer meanwhile.
+    The device works on the next token while Python reads the one before. Wherever the caller stops, every token has
+    been appended to the context and all but the newest have been processed. Raises NumericError for logits that are not
+    finite, and OptionError if the context was extended, rewound or used for another answer in the meantime.
 
-    guesser: its guesses go through the network together with the newest token. Each position's logits choose as they
-    always do, and as long as the guess is what was chosen, the next position's logits are those of the real context.
-    So the tokens are the same as without it; where guesses are drawn at random, their distribution is.
+    guesser: its guesses go through the network together with the newest token. A token is chosen from each position's
+    logits as usual. While it equals the guess, the next position's logits are those of the real context. So the tokens
+    are the same as without a guesser; if guesses are drawn at random, the distribution is the same.
     """
     reader = Reader(context, request)
     if reader.limit < 1:
@@ -112,7 +115,7 @@ def steps(context: CachedContext, request: Request, choose: Chooser, guesser: Gu
                 yield step
                 if step.finish_reason is None and not context.is_under_way(answer):
                     raise OptionError(
-                        "the session has been used for something else since this answer began; begin a new one"
+                        "the session was used for something else after this answer began; start a new answer"
                     )
     finally:
         if context.is_under_way(answer):
@@ -122,14 +125,14 @@ def steps(context: CachedContext, request: Request, choose: Chooser, guesser: Gu
 def _steps(
     context: CachedContext, request: Request, choose: Chooser, reader: Reader, guesser: Guesser | None
 ) -> Iterator[Step]:
-    most_held = context.options.max_kv_size or context.model.config.n_positions
+    largest_cache = context.options.max_kv_size or context.model.config.n_positions
     passes = 0
-    choice, known = _choose(choose, context.prefill(request.progress), []), False
+    choice, known = _choose(choose, context.prefill(request.progress), []), False  # known: the choice has been read
     while True:
-        held, following = context.cache_length, None
+        cache_length, following = context.cache_length, None
         guesses: list[Guess] = []
-        room = reader.left - (not known)  # how many tokens may come after the choice
-        if room and (known or context.positions_left):  # a slide waits until it is known to be needed
+        room = reader.left - (not known)  # how many tokens may follow the choice
+        if room and (known or context.positions_left):  # do not slide before the choice shows that there is a next step
             most = min(context.guessable, room - 1)
             if guesser and most > 0:
                 guesses = guesser.guess(choice.token, known, most, choose)
@@ -139,7 +142,7 @@ def _steps(
                 mx.clear_cache()
             following = _choose(choose, logits[:1], guesses[:1])
         if not known:
-            step = reader.read(choice, held)
+            step = reader.read(choice, cache_length)
             yield step
             if step.finish_reason:
                 return
@@ -148,7 +151,7 @@ def _steps(
             continue
         choice, known, right = following, False, 0
         for n, guess in enumerate(guesses, 1):
-            step = reader.read(choice, min(held + n, most_held), guess, len(guesses) if n == 1 else 0)
+            step = reader.read(choice, min(cache_length + n, largest_cache), guess, len(guesses) if n == 1 else 0)
             yield step
             if step.finish_reason:
                 return
@@ -157,26 +160,26 @@ def _steps(
                 break
             choice = _choose(choose, logits[n : n + 1], guesses[n : n + 1])
             right = n
-        if known:  # the wrong guess and those after it
-            context.take_back_ahead()
+        if known:  # drop the wrong guess and those after it
+            context.drop_ahead()
         if guesser and guesses:
             guesser.learn(len(guesses), right)
 
 
 def _choose(choose: Chooser, logits: mx.array, guess: list[Guess]) -> Choice:
-    """Choose from logits [1, V], with the guess of what is chosen if there is one, and send the work to the device."""
+    """Choose from logits [1, V] and send the work to the device. guess: the guess at this choice, or empty."""
     choice = choose(logits, *guess)
     mx.async_eval(*choice.arrays, *choose.state)
     return choice
 
 
 def _read(choice: Choice, index: int) -> int:
-    """Wait for the chosen token."""
+    """Wait for the chosen token. Raises NumericError if the logits were not finite."""
     if not choice.finite.item():
         if choice.from_model.item():
             raise NumericError(
-                f"step {index}: the logits processors or logit_bias left no token, or made a logit NaN or +inf;"
-                " let them leave at least one finite logit"
+                f"step {index}: logits_processors or logit_bias removed every token, or made a logit NaN or +inf;"
+                " they must leave at least one finite logit"
             )
         raise NumericError(
             f"step {index}: the logits are not finite (NaN or infinite): the weights are damaged, or their type"

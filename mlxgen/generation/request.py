@@ -1,4 +1,4 @@
-"""What is asked for: options, checked once into one frozen Request that every way to generate runs on."""
+"""Requests: the options, checked once and kept in a frozen Request that every way to generate uses."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from mlxgen.sampling.samplers import Sampling, check_bias
 from mlxgen.text.stop_text import StopText
 
 Overflow = Literal["stop", "slide"]
-Progress = Callable[[int, int], None]  # called with (tokens done, tokens in all)
+Progress = Callable[[int, int], None]  # called with (tokens done, total tokens)
 
 MAX_TOKENS = 256
 PREFILL_CHUNK = 256
 
 
 class Options(TypedDict, total=False):
-    """The keyword arguments of generate(), stream() and the other verbs.
+    """The keyword arguments of generate(), stream(), batch(), sessions, chats and traces.
 
-    The comments give the defaults; mlxgen.sampling.samplers says what each sampling rule does.
+    The comments give the defaults; mlxgen.sampling.samplers describes the sampling rules.
     """
 
     max_tokens: int  # 256
@@ -37,26 +37,26 @@ class Options(TypedDict, total=False):
     frequency_penalty: float | None
     logit_bias: Mapping[int, float] | None
     logits_processors: Sequence[LogitsProcessor]  # callables (tokens [n], logits [1, V]) -> logits, run first
-    seed: int | None  # None draws a fresh one
-    stop: str | Sequence[str]  # texts that end the answer and are not shown
-    ignore_eos: bool  # go on past end tokens
+    seed: int | None  # None draws a new one
+    stop: str | Sequence[str]  # texts that end the answer; they are not part of it
+    ignore_eos: bool  # continue past end tokens
     logprobs: int  # how many candidates each step reports
-    max_kv_size: int | None  # positions of a rotating cache
-    keep: int  # how many of its first positions are pinned
-    overflow: Overflow  # "stop" or "slide" at the end of the position table
-    prefill_chunk: int  # prompt tokens processed at once
-    lookahead: bool  # guess from the text so far and check several tokens in one pass: the same text, faster
+    max_kv_size: int | None  # size of a rotating cache, in positions; None: the cache grows
+    keep: int  # how many first positions are pinned in a rotating cache and kept by a slide
+    overflow: Overflow  # "stop" or "slide" when the position table is full
+    prefill_chunk: int  # prompt tokens processed at a time
+    lookahead: bool  # guess tokens from the text so far and check several in one pass: the same text, faster
     draft: Model | None  # a smaller model with the same vocabulary that guesses
     progress: Progress | None  # called with (done, total) while the prompt is processed
 
 
 @dataclass(frozen=True, slots=True)
 class ContextOptions:
-    """How a context is cached, and what happens at the end of the position table. Raises OptionError.
+    """How a context is cached, and what happens when the position table is full. Raises OptionError.
 
-    max_kv_size, keep: a rotating cache of that many positions, the first `keep` of them pinned; None keeps every
-    position. overflow: "stop", or "slide" to go on from the first `keep` tokens and the newest half table.
-    prefill_chunk: how many prompt tokens go through the network at once.
+    max_kv_size: size of a rotating cache whose first `keep` positions are pinned; None keeps every position.
+    overflow: "stop" ends the answer; "slide" continues from the first `keep` and the newest tokens, half a table in
+    total. prefill_chunk: how many prompt tokens go through the network at a time.
     """
 
     max_kv_size: int | None = None
@@ -75,17 +75,17 @@ class ContextOptions:
                 raise OptionError(f"max_kv_size must be larger than keep ({self.keep}), not {self.max_kv_size}")
 
     def check_table(self, n_positions: int) -> None:
-        """Raise OptionError unless a model with a table of that many positions can slide with these options."""
+        """Raise OptionError if a model with this many positions cannot slide with these options."""
         if self.overflow == "slide" and self.keep >= (half := n_positions // 2):
-            raise OptionError(f"keep must be below half the position table ({half}) to slide, not {self.keep}")
+            raise OptionError(f"to slide, keep must be less than half the position table ({half}), not {self.keep}")
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A prompt and what is wanted of the model. Made and checked by `check_options`; everything else trusts it.
+    """A prompt and the options for its answer. Made by `check_options`; all other code relies on its checks.
 
-    prompt: as it was given; ids: its token ids. Both are empty until `with_prompt`. stop: texts that end the answer.
-    logprobs: how many candidates each step reports. draft: a smaller model that guesses.
+    prompt: as given by the caller; ids: its token ids. Both are empty until `with_prompt`. stop: texts that end the
+    answer. logprobs: how many candidates each step reports. draft: a smaller model that guesses tokens.
     """
 
     prompt: str | list[int] = ""
@@ -104,26 +104,26 @@ class Request:
 
     @property
     def options(self) -> Options:
-        """Every option in force, under the names of the keyword arguments."""
+        """All options of the request, by the names of the keyword arguments."""
         own = {name: getattr(self, name) for name in OWN}
         parts = (self.sampling, self.context)
         return cast(Options, own | {entry.name: getattr(part, entry.name) for part in parts for entry in fields(part)})
 
     @property
     def guesses(self) -> bool:
-        """Whether tokens are guessed, and several checked in one pass."""
+        """Whether tokens are guessed, so that one pass checks several."""
         return self.lookahead or self.draft is not None
 
     def changed(self, **options: Unpack[Options]) -> Request:
-        """The same request with some options changed. Raises OptionError."""
+        """A copy of the request with some options changed. Raises OptionError."""
         checked = check_options(**cast(Options, {**self.options, **options}))
         return replace(checked, prompt=self.prompt, ids=self.ids)
 
     def with_prompt(self, model: Model, prompt: str | Sequence[int], *, added: bool = False) -> Request:
-        """The same request for a prompt, which is tokenized here and nowhere else.
+        """A copy of the request with a prompt, which is tokenized here. Raises OptionError.
 
-        added: the prompt is added to a context that has tokens already, so an empty one stays empty; otherwise an
-        empty prompt begins with the model's start token. Raises OptionError.
+        An empty prompt becomes the model's start token, unless it is added to a context that already has tokens
+        (added=True): then it stays empty.
         """
         self.check_against(model)
         own = encode_prompt(model, prompt)
@@ -131,7 +131,7 @@ class Request:
         return replace(self, prompt=prompt if isinstance(prompt, str) else own, ids=tuple(ids))
 
     def check_against(self, model: Model) -> None:
-        """Raise OptionError where an option does not fit the model."""
+        """Raise OptionError if an option does not fit the model."""
         if self.sampling.logit_bias:
             check_bias(self.sampling.logit_bias, model.config.vocab_size)
 
@@ -146,9 +146,9 @@ OWN = tuple(entry.name for entry in fields(Request) if entry.name in Options.__a
 
 
 def check_options(**options: Unpack[Options]) -> Request:
-    """A request with these options and no prompt yet. Raises OptionError for an unknown name or an invalid value.
+    """Check the options; returns a request without a prompt. Raises OptionError for an unknown name or invalid value.
 
-    The seed is settled here: a fresh one is drawn where None is given.
+    If the seed is None, a new one is drawn here.
     """
     given: dict[str, Any] = dict(options)
     if unknown := set(given) - set(Options.__annotations__):
@@ -169,7 +169,7 @@ def check_options(**options: Unpack[Options]) -> Request:
 
 
 def checked_seed(seed: int | None) -> int:
-    """The seed itself, or a fresh one. Raises OptionError unless it is a whole number from 0 to 2^63 - 1."""
+    """The seed, or a new one for None. Raises OptionError unless it is a whole number from 0 to 2^63 - 1."""
     if seed is None:
         return secrets.randbits(32)
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
@@ -178,7 +178,7 @@ def checked_seed(seed: int | None) -> int:
 
 
 def sample_seeds(seed: int | None, num_samples: int) -> list[int]:
-    """A seed for each of several samples of one request: the first is the request's own, the others follow from it."""
+    """The seeds for several samples of one request: the first is the request's own, the others are derived from it."""
     check_whole("num_samples", num_samples, 1)
     first = checked_seed(seed)
     others = random.Random(first)
@@ -186,7 +186,7 @@ def sample_seeds(seed: int | None, num_samples: int) -> list[int]:
 
 
 def refuse_guesses(request: Request, reason: str) -> None:
-    """Raise OptionError where tokens are to be guessed and cannot be."""
+    """Raise OptionError if the request asks for guesses. reason: what the message says after the option's name."""
     if request.guesses:
         raise OptionError(f"{'lookahead' if request.lookahead else 'draft'} {reason}")
 
@@ -205,6 +205,6 @@ def _check_flag(name: str, value: object) -> None:
 def _check_guessing(lookahead: object, draft: object) -> None:
     _check_flag("lookahead", lookahead)
     if draft is not None and not isinstance(draft, Model):
-        raise OptionError(f"draft must be a model, as mlxgen.load() gives, not {type(draft).__name__}")
+        raise OptionError(f"draft must be a model from mlxgen.load(), not {type(draft).__name__}")
     if lookahead and draft is not None:
-        raise OptionError("lookahead and draft are two ways to guess; give one of them")
+        raise OptionError("lookahead and draft cannot be used together; give one of them")

@@ -1,4 +1,4 @@
-"""What comes out: candidates, steps, and the record of a whole answer."""
+"""Results: candidates, steps, and the record of a whole answer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FinishReason = Literal["stop", "length", "context"]
 class Candidate:
     """A token that could have been chosen.
 
-    probability is the model's; rule_probability is what the sampling rules made of it, 0 where they cut it.
+    probability: under the model itself. rule_probability: under the sampling rules, 0 if they removed the token.
     """
 
     token: int
@@ -35,11 +35,12 @@ class Candidate:
 class Step:
     """One chosen token.
 
-    text: what became certain with it; empty while a character or a possible stop text is incomplete, and for the end
-    token. logprob: natural log of the token's probability under the model itself. context_length: tokens in the
-    context, this one included. cache_length: positions in the cache, one fewer until the cache rotates or slides.
-    finish_reason: why it was the last, or None. guessed: whether it was guessed, and so needed no pass of its own.
-    guesses: how many guesses a pass checked, told with the first token that one was made for.
+    text: the text that this token completes. It is empty while a character or a possible stop text is incomplete, and
+    for an end token. logprob: natural logarithm of the token's probability under the model itself. context_length:
+    tokens in the context, this one included. cache_length: positions in the cache, one fewer than context_length until
+    the cache rotates or slides. finish_reason: why this token is the last, or None. guessed: whether the token was
+    guessed, and so needed no pass of its own. guesses: how many guesses a pass checked; only the step of the first
+    guess of a pass has the number, the others have 0.
     """
 
     index: int
@@ -56,12 +57,13 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What one request gave.
+    """The record of an answer.
 
-    text: the answer alone, without the prompt, the end token or a stop text. tokens: all chosen ids, an end token
-    included. logprobs: natural logs under the model itself, one a token; their sum is the log-probability of the
-    answer. Seconds are wall time; peak_memory is in bytes, of MLX's arrays. guesses: tokens guessed by lookahead or a
-    draft model and checked; accepted: those that were right.
+    text: the answer without the prompt, the end token or a stop text. tokens: all chosen ids, an end token included.
+    logprobs: natural logarithm of each token's probability under the model itself; their sum is the
+    log-probability of the answer. prompt_seconds, generation_seconds: wall time. peak_memory: of MLX's arrays, in
+    bytes. guesses: how many tokens were guessed (by lookahead or a draft model) and checked; accepted: how many of them
+    were right.
     """
 
     prompt: str | list[int]
@@ -80,7 +82,7 @@ class Generation:
 
     @property
     def tokens_per_pass(self) -> float:
-        """Tokens that a pass through the network gave: 1 without guesses."""
+        """Tokens per pass through the network: 1 without guesses."""
         return len(self.tokens) / (len(self.tokens) - self.accepted) if self.tokens else 0.0
 
     @property
@@ -95,10 +97,10 @@ class Generation:
 
 
 class Recorder:
-    """Collects the steps of a request into a Generation. Made before the first step, so that it can time the prompt.
+    """Collects the steps of a request into a Generation. Timing starts when it is made, before the prefill.
 
-    prompt_tokens: the ids that are processed for this request. alone: whether the peak of memory is measured from here
-    on; requests that run at the same time share theirs.
+    prompt_tokens: the ids that are processed for this request. alone: whether to start measuring peak memory here;
+    requests that run at the same time share one measurement.
     """
 
     def __init__(self, request: Request, prompt_tokens: Sequence[int], *, alone: bool = True) -> None:
@@ -115,7 +117,7 @@ class Recorder:
         self._steps.append(step)
 
     def record(self) -> Generation:
-        """The record so far; an interrupted answer counts as stopped."""
+        """The record so far. An interrupted answer has finish_reason "stop"."""
         reason = self._steps[-1].finish_reason or "stop" if self._steps else "context"
         return Generation(
             prompt=self._request.prompt,

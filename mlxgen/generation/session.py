@@ -1,4 +1,4 @@
-"""A session: a context that stays, and the answers that join it."""
+"""Sessions: a context that stays open. Each answer becomes part of it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from mlxgen.model import Model
 
 
 class Session(Context):
-    """The context and what of it each layer has processed. Only tokens not yet in the cache are ever processed.
+    """A context that stays open, with its cache. Each call processes only the tokens that are not in the cache yet.
 
-    max_kv_size, keep: a rotating cache of that many positions, its first `keep` pinned; None keeps every position.
-    overflow: at the end of the position table, "stop" or "slide" (start again from the first `keep` tokens and the
-    newest half table). prefill_chunk: how many prompt tokens go through the network at once.
-    cache: an empty cache of mlx-lm's protocol, one entry a layer, instead of our own. Raises OptionError.
+    max_kv_size: size of a rotating cache whose first `keep` positions are pinned; None keeps every position.
+    overflow: what happens when the position table is full: "stop", or "slide" (continue from the first `keep` and the
+    newest tokens, half a table in total). prefill_chunk: how many prompt tokens go through the network at a time.
+    cache: an empty cache to use instead of mlxgen's own, one entry per layer, with mlx-lm's protocol. Raises
+    OptionError.
     """
 
     def __init__(
@@ -37,28 +38,28 @@ class Session(Context):
         super().__init__(model, ContextOptions(max_kv_size, keep, overflow, prefill_chunk), cache)
 
     def generate(self, addition: str | Sequence[int] = "", **options: Unpack[Options]) -> Generation:
-        """Extend, then generate an answer, which joins the context.
+        """Extend the context and generate an answer, which becomes part of it.
 
-        The options are those of mlxgen.generate() but for the four that the session was made with. Generation.prompt
-        is the addition, and its prompt_tokens those that were not processed before.
+        The options are those of mlxgen.generate(), except the four that Session() takes. In the result, prompt is the
+        addition and prompt_tokens are the tokens that had not been processed before.
         """
         return self.stream(addition, **options).finish()
 
     def stream(self, addition: str | Sequence[int] = "", **options: Unpack[Options]) -> Answer:
-        """As generate(), a token at a time. Wherever the caller stops, the session has every token it was given.
+        """Like generate(), one token at a time. Wherever the caller stops, the session has every token yielded so far.
 
-        Whatever else is done with the session ends the answer: its next step is an OptionError. A fork() does not.
-        Invalid options are refused here, and the session stays as it was.
+        Any other use of the session except fork() ends the answer: its next step then raises OptionError. Invalid
+        options raise OptionError here, and the session is unchanged.
         """
         if fixed := set(options) & set(CONTEXT):
-            raise OptionError(f"{min(fixed)} belongs to the session: give it to Session(...)")
+            raise OptionError(f"{min(fixed)} is an option of the whole session: pass it to Session(...)")
         if self.untracked and not self.tokens and not addition:
-            raise OptionError("the file does not say which tokens its cache holds; extend the session first")
+            raise OptionError("the session's file does not say which tokens its cache holds; extend the session first")
         joined = bool(self.tokens or self.untracked)
         return self.answer(check_options(**options).with_prompt(self.model, addition, added=joined))
 
     def answer(self, request: Request) -> Answer:
-        """Add a request's ids to the context and answer it. The session stays as it was where that is refused."""
+        """Add a request's ids to the context and answer it. If this raises, the session is unchanged."""
         request.check_against(self.model)
         before = self.mark()
         self.extend(request.ids)
@@ -69,15 +70,15 @@ class Session(Context):
             raise
 
     def save(self, path: str | Path) -> Path:
-        """Write the session as an mlx-lm prompt-cache file; returns the path, which always ends in .safetensors."""
+        """Save the session as an mlx-lm prompt-cache file; returns the path, which always ends in .safetensors."""
         return write(self.state, self.model, path)
 
     @classmethod
     def load(cls, path: str | Path, model: Model) -> Session:
-        """A session from a file that save() or mlx-lm wrote for this model. Raises SessionFileError with the reason."""
+        """Open a session that save() or mlx-lm wrote for this model. Raises SessionFileError with the reason."""
         return cls.from_file(path, model)[0]
 
     @classmethod
     def from_file(cls, path: str | Path, model: Model) -> tuple[Session, dict[str, Any]]:
-        """As load(), with the notes that were saved beside the session."""
+        """Like load(), together with the notes saved in the file."""
         return read(path, model, lambda state: cls.from_state(model, state))

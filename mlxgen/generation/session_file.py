@@ -1,7 +1,7 @@
-"""A session in a file: mlx-lm's prompt-cache format, with what mlxgen knows besides in the file's metadata.
+"""Session files: mlx-lm's prompt-cache format, with mlxgen's own entries in the metadata.
 
-mlx-lm's `load_prompt_cache` opens these files, and a cache that mlx-lm saved for the same model opens here. Nothing in
-a file is believed: its header is checked before an array is read, then the model, then a digest over the contents.
+mlx-lm's `load_prompt_cache` opens these files, and a cache that mlx-lm saved for the same model opens here. Files are
+untrusted: the header is checked before any array is read, then the model, then a digest of the contents.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from mlxgen.model import Model
 from mlxgen.network.cache import KVCache, RotatingKVCache
 from mlxgen.safetensors_header import HeaderError, read_header
 
-SUFFIX = ".safetensors"  # mlx-lm tells the format by it
+SUFFIX = ".safetensors"  # mlx-lm recognizes the format by it
 FORMAT = "1"
 FIRST_CLASS = "1.0"  # the metadata entry that names the first layer's class in a prompt cache
 S = TypeVar("S")
@@ -40,18 +40,17 @@ class SessionFileError(MlxgenError):
 
 
 def write(state: ContextState, model: Model, path: str | Path, notes: Mapping[str, Any] | None = None) -> Path:
-    """Save a session's state; returns the path, to which .safetensors is added where it is missing.
+    """Save a session's state; returns the path, with .safetensors added if it is missing. Raises SessionFileError.
 
-    notes: what the caller wants back from read(), as JSON. The file is written beside its place and renamed into it,
-    so that an older one there stays whole until the new one is. Only a session or an mlx-lm prompt cache is replaced.
-    Raises SessionFileError.
+    notes: JSON data that read() returns. The file is written beside its place and then renamed, so that an older file
+    stays intact until the new one is complete. Only a session or an mlx-lm prompt cache is replaced.
     """
     path = _with_suffix(Path(path))
     _check_place(path)
     for layer in state.cache:
         if type(layer).__name__ not in CLASSES:
             raise OptionError(f"a session on a {type(layer).__name__} cannot be saved; use mlxgen's own cache")
-    scalars: list[Any] = [""]  # mlx-lm's list of which arrays are none; it starts with an empty entry
+    scalars: list[Any] = [""]  # mlx-lm's list of entries that are not arrays; it begins with an empty entry
     arrays: dict[str, mx.array] = {}
     for name, value in tree_flatten([_layer_state(layer) for layer in state.cache]):
         if not isinstance(value, mx.array):
@@ -77,9 +76,9 @@ def write(state: ContextState, model: Model, path: str | Path, notes: Mapping[st
 
 
 def read(path: str | Path, model: Model, build: Callable[[ContextState], S]) -> tuple[S, dict[str, Any]]:
-    """What `build` makes of the saved state, and the notes that were saved with it.
+    """Read a session file; returns build(state) and the saved notes.
 
-    Raises SessionFileError with the reason, also where `build` raises ValueError.
+    Raises SessionFileError with the reason, also if `build` raises ValueError.
     """
     path = Path(path)
     if not path.exists():
@@ -99,7 +98,7 @@ def read(path: str | Path, model: Model, build: Callable[[ContextState], S]) -> 
         entries = tree_unflatten(list(metadata.items()))
         own, classes, scalars = entries[:3] if entries and isinstance(entries, list) else [{}] * 3
         if not classes:
-            _refuse(path, "it holds weights or something else, and no prompt cache")
+            _refuse(path, "it is not a session file: it has no prompt cache")
         states = _states(arrays, list(scalars)[1:])
         if "mlxgen" in own:
             _check_own(path, model, arrays, own)
@@ -107,12 +106,12 @@ def read(path: str | Path, model: Model, build: Callable[[ContextState], S]) -> 
         state = _own_state(cache, own) if "mlxgen" in own else _foreign_state(cache)
         return build(state), json.loads(own["notes"]) if "mlxgen" in own else {}
     except (ValueError, TypeError, LookupError, AttributeError) as error:
-        _refuse(path, f"its entries make no session ({error})")
+        _refuse(path, f"its entries are not a valid session ({error})")
 
 
 def _check_own(path: Path, model: Model, arrays: Mapping[str, mx.array], own: Mapping[str, str]) -> None:
     if own["mlxgen"] != FORMAT:
-        _refuse(path, "a newer mlxgen wrote it; upgrade to open it")
+        _refuse(path, "it was written by a newer version of mlxgen; upgrade to open it")
     if own.get("model") != fingerprint(model):
         _refuse(path, f"it belongs to another model ({own.get('model_name')}), not to {model.name}")
     if own.get("digest") != _digest(arrays, own):
@@ -120,7 +119,7 @@ def _check_own(path: Path, model: Model, arrays: Mapping[str, mx.array], own: Ma
 
 
 def _facts(state: ContextState) -> dict[str, Any]:
-    """The state's entries that JSON holds as they are."""
+    """The entries of the state that are stored as JSON, except the tokens."""
     return {name: value for name, value in asdict(replace(state, cache=[])).items() if name not in ("cache", "tokens")}
 
 
@@ -133,7 +132,7 @@ def _own_state(cache: list[Any], own: Mapping[str, str]) -> ContextState:
 
 
 def _foreign_state(cache: list[Any]) -> ContextState:
-    """A cache whose tokens nobody wrote down: it can be continued, but neither slide nor go back before its end."""
+    """The state for a cache whose tokens are unknown: it can be extended, but cannot slide or be rewound."""
     first = cache[0]
     rotating = isinstance(first, RotatingKVCache)
     options = ContextOptions(first.max_size, first.keep) if rotating else ContextOptions()
@@ -151,7 +150,7 @@ def _foreign_state(cache: list[Any]) -> ContextState:
 
 
 def _layer_state(layer: Any) -> tuple[Any, ...]:
-    """A layer's state without the spare room of its buffers."""
+    """A layer's state without the unused part of its buffers."""
     keys, values, *rest = layer.state
     if keys is None:
         return layer.state
@@ -166,44 +165,44 @@ def _states(arrays: Mapping[str, mx.array], scalars: Sequence[Any]) -> list[list
 
 
 def _caches(path: Path, model: Model, classes: Sequence[str], states: Sequence[Sequence[Any]]) -> list[Any]:
-    """One checked cache a layer, in the type the model computes in."""
+    """The cache of each layer, checked, in the number type of the model."""
     config, dtype = model.config, model.decoder.model.ln_f.weight.dtype
     if not config.n_layer == len(classes) == len(states):
         _refuse(path, f"it belongs to another model: it has {len(states)} layers, {model.name} has {config.n_layer}")
     caches = []
     for name, state in zip(classes, states, strict=True):
         if name not in CLASSES:
-            _refuse(path, f"it holds a {name}; only {' and '.join(CLASSES)} can be opened")
+            _refuse(path, f"it has a {name}; only {' and '.join(CLASSES)} can be opened")
         rotating = name == "RotatingKVCache"
         keys, values, *numbers = state
         if len(numbers) != (4 if rotating else 1) or not all(type(number) is int for number in numbers):
-            _refuse(path, "its positions are not readable")
+            _refuse(path, "its positions are invalid")
         offset, length = numbers[0], 0 if keys is None else keys.shape[2] if keys.ndim == 4 else -1
         expected = (1, config.n_head, length, config.head_dim)
         if keys is not None and not keys.shape == values.shape == expected:
             _refuse(path, f"it belongs to another model: its keys are {keys.shape}, not {expected}")
         if not 0 <= offset <= config.n_positions or offset != states[0][2]:
-            _refuse(path, f"its {offset} positions do not fit the model's table of {config.n_positions}")
+            _refuse(path, f"its position {offset} is invalid for the model's table of {config.n_positions}")
         if rotating:
             _, keep, size, at = numbers
             fits = at <= size if length <= size else at == length
             if not (0 <= keep < size and at >= 0 and fits and length >= min(offset, size)):
-                _refuse(path, "its rotating cache contradicts itself")
+                _refuse(path, "the entries of its rotating cache contradict each other")
             cache: Any = RotatingKVCache(size, keep)
         else:
             if length < offset:
-                _refuse(path, f"it says {offset} positions and holds {length}")
+                _refuse(path, f"it should have {offset} positions and has {length}")
             cache = KVCache()
         if keys is not None:
             cache.state = (keys.astype(dtype), values.astype(dtype), *numbers)
         if rotating:
-            cache._rewound = offset >= cache.max_size  # it may have been; then its newest cannot be taken out again
+            cache._rewound = offset >= cache.max_size  # the file does not say, so assume it: nothing can be trimmed
         caches.append(cache)
     return caches
 
 
 def _check_complete(path: Path) -> None:
-    """Raise OSError where not all that was written has arrived, as on a full disk."""
+    """Raise OSError if the file is incomplete, as on a full disk."""
     try:
         read_header(path)
     except HeaderError:
@@ -211,7 +210,7 @@ def _check_complete(path: Path) -> None:
 
 
 def _check_place(path: Path) -> None:
-    """Refuse to replace what is no prompt cache, such as a model's weights. An empty file is nobody's work."""
+    """Raise SessionFileError if another kind of file, such as weights, would be replaced. Empty files may be."""
     try:
         if path.is_file() and path.stat().st_size and FIRST_CLASS not in read_header(path).metadata:
             raise HeaderError("no prompt cache")

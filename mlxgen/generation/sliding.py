@@ -1,4 +1,4 @@
-"""When the position table is full: which tokens a slide keeps. Pure arithmetic on positions."""
+"""Slides: which tokens to keep when the position table is full. Pure arithmetic on positions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Slide:
-    """The cache is rebuilt when `at` tokens have been processed: from the first `keep` and those from `start` on."""
+    """After `at` processed tokens, the cache is rebuilt from the first `keep` tokens and those from `start` to `at`."""
 
     at: int
     keep: int
@@ -17,15 +17,15 @@ class Slide:
 
     @property
     def size(self) -> int:
-        """Positions that the rebuilt cache holds."""
+        """How many positions the rebuilt cache holds."""
         return self.keep + self.at - self.start
 
 
 def slide_at(at: int, n_positions: int, keep: int, points: Sequence[int] = ()) -> Slide:
-    """The slide that happens when `at` tokens have filled a table of n_positions.
+    """The slide to make when `at` tokens have filled a table of n_positions.
 
-    Half a table stays: the first `keep` tokens and the newest. points: places, in order, where the newest part should
-    rather begin; it then begins at the first of them that leaves no more than half a table.
+    It keeps half a table: the first `keep` tokens and the newest. points: preferred beginnings of the newest part,
+    sorted; it begins at the first of them that keeps no more than half a table, if there is one.
     """
     start = at - (n_positions // 2 - keep)
     later = bisect_left(points, start)
@@ -35,9 +35,9 @@ def slide_at(at: int, n_positions: int, keep: int, points: Sequence[int] = ()) -
 
 
 def last_slide(full_at: int, end: int, n_positions: int, keep: int, points: Sequence[int] = ()) -> Slide | None:
-    """The last of the slides that happen before `end` tokens are processed, when the table is full at full_at.
+    """The last slide on the way to `end` processed tokens, with the table full at `full_at`. None if all of them fit.
 
-    None if there is room for all of them. Only the last one's outcome matters, so those before need not be carried out.
+    The result depends only on the last slide, so the ones before it need not be carried out.
     """
     slide = None
     while end > full_at:

@@ -143,7 +143,7 @@ def test_a_prompt_that_fails_does_not_stop_the_others(model: mlxgen.Model) -> No
     assert [isinstance(outcome, Failure) for outcome in found] == [False, True, True, True, True, True, False]
     errors = [outcome.error for outcome in found if isinstance(outcome, Failure)]
     assert isinstance(errors[0], ContextError) and errors[1] is passed_on
-    assert "keep belongs to the whole batch" in str(errors[-1])
+    assert "keep can only be set for the whole batch" in str(errors[-1])
     with pytest.raises(ContextError, match="25 tokens"):
         list(mlxgen.batch(model, prompts[:2]))
 
@@ -169,7 +169,7 @@ def test_a_row_with_damaged_logits_fails_alone(model: mlxgen.Model) -> None:
         ({"batch_size": 0}, "batch_size must be a whole number of at least 1, not 0"),
         ({"num_samples": 0}, "num_samples must be a whole number of at least 1, not 0"),
         ({"keep": -1}, "keep must be"),
-        ({"progress": print}, "progress is not an option of a batch"),
+        ({"progress": print}, "progress is not available in a batch"),
         ({"typo": 1}, "unknown option 'typo'"),
         ({"max_tokens": 0}, "max_tokens must be"),
     ],

@@ -103,7 +103,7 @@ def test_a_draft_of_the_same_size_but_other_tokens_is_refused(model, tmp_path):
     (folder / "tokenizer.json").write_text(
         text.replace('"A":', '"tmp":').replace('"B":', '"A":').replace('"tmp":', '"B":')
     )
-    with pytest.raises(OptionError, match="another vocabulary"):
+    with pytest.raises(OptionError, match="a different vocabulary"):
         Draft(Session(model), mlxgen.load(str(folder)))
 
 

@@ -200,7 +200,7 @@ def test_lookahead_keeps_every_text_and_a_draft_every_greedy_one(
 
 def test_guesses_that_cannot_be_are_refused_before_any_work(model, short_model, build_model, tmp_path):
     larger = build_model(vocab_size=300)
-    with pytest.raises(OptionError, match="another vocabulary"):
+    with pytest.raises(OptionError, match="a different vocabulary"):
         mlxgen.generate(model, "a", draft=larger)
     with pytest.raises(OptionError, match="draft must be a model"):
         mlxgen.generate(model, "a", draft="gpt2")

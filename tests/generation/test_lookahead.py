@@ -16,7 +16,7 @@ def test_what_came_after_the_same_tokens_is_guessed_and_a_period_goes_on():
     grams = NGrams([1, 2, 3, 4, 5, 9, 1, 2, 3])
     assert guesses_of(grams) == [4, 5, 9]
     grams.learn(3, 3)
-    assert guesses_of(grams) == [4, 5, 9, 1, 2, 3, 4]  # past the end of the context it goes on from itself
+    assert guesses_of(grams) == [4, 5, 9, 1, 2, 3, 4]  # past the end of the context, the guess repeats itself
     grams.learn(7, 7)
     assert len(guesses_of(grams)) == MOST_GUESSES
     assert guesses_of(grams, most=2) == [4, 5]
@@ -52,7 +52,7 @@ def test_after_wrong_guesses_there_are_fewer_and_fewer():
     assert 600 // (LONGEST_PAUSE + 1) <= tried < 20
 
 
-def test_grounds_that_failed_do_not_hold_back_better_ones():
+def test_a_kind_of_match_that_failed_does_not_hold_back_a_better_one():
     context = [1, 2, 3, 4, 5, 6, 9, 2, 3]
     grams = NGrams(context)
     for _ in range(9):  # only two tokens are alike

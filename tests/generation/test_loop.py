@@ -181,13 +181,13 @@ def test_a_processor_that_spoils_the_logits_is_told_so(model, prompt, bad):
         return logits if len(tokens) < 5 else logits + bad
 
     for temperature in (0, 0.8):
-        with pytest.raises(NumericError, match="step 2: the logits processors"):
+        with pytest.raises(NumericError, match="step 2: logits_processors"):
             generate(model, prompt, logits_processors=[spoil], temperature=temperature, max_tokens=9)
 
 
 def test_rules_that_leave_no_token_are_an_error(model, prompt):
     every = dict.fromkeys(range(model.config.vocab_size), -math.inf)
-    with pytest.raises(NumericError, match="step 0: the logits processors or logit_bias left no token"):
+    with pytest.raises(NumericError, match="step 0: logits_processors or logit_bias removed every token"):
         generate(model, prompt, logit_bias=every)
 
 

@@ -193,7 +193,7 @@ def test_a_session_in_the_midst_of_an_answer_can_be_used_and_ends_it(model, tmp_
         use(session)
         rest = fresh(session.tokens)
         assert session.generate(max_tokens=8, **greedy).tokens == rest
-        with pytest.raises(OptionError, match="begin a new one"):
+        with pytest.raises(OptionError, match="start a new answer"):
             next(answer)
         answer.close()
         tokens = list(session.tokens)

@@ -199,11 +199,11 @@ def test_an_interrupted_prefill_leaves_a_session_that_goes_on():
 def test_what_cannot_be_done_is_said():
     session = Session(MODEL)
     session.extend("abc")
-    with pytest.raises(OptionError, match="the session has 3"):
+    with pytest.raises(OptionError, match="the session has 3 tokens"):
         session.rewind(4)
-    with pytest.raises(OptionError, match="one of the two"):
+    with pytest.raises(OptionError, match="either a number of tokens or a mark"):
         session.rewind()
-    with pytest.raises(OptionError, match="belongs to the session"):
+    with pytest.raises(OptionError, match="is an option of the whole session"):
         session.generate("a", keep=3)
     with pytest.raises(ContextError, match="17 tokens"):
         session.extend([0] * (N - 2))
