@@ -8,8 +8,6 @@ from typing import Self, Unpack
 
 from mlxgen.errors import OptionError
 from mlxgen.generation.context import Context
-from mlxgen.generation.draft import Draft
-from mlxgen.generation.lookahead import NGrams
 from mlxgen.generation.loop import Guesser, steps
 from mlxgen.generation.observer import Observer
 from mlxgen.generation.request import Options, Request, check_options
@@ -91,4 +89,7 @@ def _guesser(context: Context, request: Request) -> Guesser | None:
         return None
     if not context.has_own_cache:
         raise OptionError("lookahead and draft need the session's own cache: leave out cache=")
+    from mlxgen.generation.draft import Draft
+    from mlxgen.generation.lookahead import NGrams
+
     return NGrams(context.tokens) if request.draft is None else Draft(context, request.draft)

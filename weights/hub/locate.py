@@ -7,7 +7,6 @@ from pathlib import Path
 from mlxgen.errors import ModelError, OptionError
 from mlxgen.weights.files.model_folder import check_model_folder
 from mlxgen.weights.hub.names import BUNDLED, BUNDLED_FOLDER, repository_of, suggestion
-from mlxgen.weights.hub.repository import download_model
 
 
 def resolve(name: str, revision: str | None = None, *, pickled: bool = False) -> Path:
@@ -35,4 +34,6 @@ def resolve(name: str, revision: str | None = None, *, pickled: bool = False) ->
         raise ModelError(
             f"{name}: neither a local folder nor a known alias{suggestion(name)}; a hub id has the form owner/name"
         )
+    from mlxgen.weights.hub.repository import download_model  # a local model needs none of it
+
     return download_model(repo, revision, pickled=pickled)
