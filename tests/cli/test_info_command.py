@@ -22,7 +22,7 @@ def test_info_counts_what_transformers_counts(folder: str) -> None:
 def test_info_as_text_and_its_failures(folder: str, tmp_path: Path) -> None:
     text = run("info", folder)
     assert text.exit_code == 0 and text.stderr == ""
-    assert "layers      2\n" in text.stdout and "end tokens  0 '<|endoftext|>'" in text.stdout
+    assert "layers      2\n" in text.stdout and "end tokens  281 '<|endoftext|>'" in text.stdout
     missing = run("info", str(tmp_path))
     assert missing.exit_code == 1 and one_line(missing.stderr)
     assert all(key in run("info", "--help").stdout for key in json.loads(run("info", folder, "--json").stdout))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from itertools import count
@@ -272,9 +273,13 @@ def test_json_says_all_of_it(model: mlxgen.Model) -> None:
 
 
 def test_times_add_up_to_no_more_than_the_whole(model: mlxgen.Model) -> None:
-    for step in traced(model).steps:
+    began = time.perf_counter()
+    steps = traced(model).steps
+    whole = time.perf_counter() - began
+    for step in steps:
         assert all(part >= 0 for part in asdict(step.seconds).values())
         assert step.seconds.transformer > 0 and step.seconds.logits > 0 and step.seconds.sample > 0
+    assert sum(part for step in steps for part in asdict(step.seconds).values()) <= whole
 
 
 def test_looking_inside_takes_none_of_a_stages_time(model: mlxgen.Model, monkeypatch: pytest.MonkeyPatch) -> None:
