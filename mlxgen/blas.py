@@ -35,7 +35,7 @@ class _BeforeMLX:
 
 def install_hook() -> None:
     """See to it that `load_library` runs before MLX is imported; warn where it is too late for that (Linux only)."""
-    if sys.platform != "linux" or _setting() == "off":
+    if _setting() == "off":
         return
     if "mlx.core" in sys.modules:  # its symbols are bound already
         late = "MLX was imported before mlxgen and keeps its own slow BLAS: import mlxgen first"
@@ -48,7 +48,7 @@ def load_library() -> None:
     """Load the optimised BLAS for the whole process (Linux only). Never raises: see `loaded_library`."""
     global _loaded, _problem
     setting = _setting()
-    if sys.platform != "linux" or setting == "off" or _loaded or _problem or "mlx.core" in sys.modules:
+    if setting == "off" or _loaded or _problem or "mlx.core" in sys.modules:
         return
     if setting:
         try:
@@ -76,8 +76,9 @@ def loaded_library() -> str | None:
 
 
 def _setting() -> str:
+    """MLXGEN_BLAS; "off" wherever the system is not Linux."""
     setting = os.environ.get("MLXGEN_BLAS", "")
-    return "off" if setting.lower() == "off" else setting
+    return "off" if sys.platform != "linux" or setting.lower() == "off" else setting
 
 
 def _default_libraries() -> list[str]:
@@ -138,11 +139,17 @@ def _load_gfortran() -> bool:
         try:
             for quadmath in fortran.parent.glob("libquadmath-*.so*"):
                 ctypes.CDLL(str(quadmath), mode=ctypes.RTLD_GLOBAL)
-            with os.fdopen(os.memfd_create("libgfortran.so.5"), "wb") as memory:
-                memory.write(image)
-                memory.flush()
-                ctypes.CDLL(f"/proc/self/fd/{memory.fileno()}", mode=ctypes.RTLD_GLOBAL)
+            _load_image("libgfortran.so.5", image)
         except OSError:
             continue
         return True
     return False
+
+
+def _load_image(name: str, image: bytes) -> None:
+    """Load a library from memory. Raises OSError."""
+    if sys.platform == "linux":
+        with os.fdopen(os.memfd_create(name), "wb") as memory:
+            memory.write(image)
+            memory.flush()
+            ctypes.CDLL(f"/proc/self/fd/{memory.fileno()}", mode=ctypes.RTLD_GLOBAL)

@@ -16,9 +16,11 @@ from mlxgen.cli.bench.sides import SIDES
 def peak_memory() -> int:
     """This process's peak resident size in bytes. On Linux, ru_maxrss would start from that of the parent process."""
     if sys.platform == "darwin":
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    facts = Path("/proc/self/status").read_text().splitlines()
-    return 1024 * next(int(line.split()[1]) for line in facts if line.startswith("VmHWM:"))
+        size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    else:
+        facts = Path("/proc/self/status").read_text().splitlines()
+        size = 1024 * next(int(line.split()[1]) for line in facts if line.startswith("VmHWM:"))
+    return size
 
 
 def main(side: str, folder: str, prompt_tokens: str, new_tokens: str, batch_size: str) -> None:
