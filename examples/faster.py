@@ -1,6 +1,6 @@
 """Everything mlxgen claims about speed, with both sides of each comparison in one run: GPT-2's 124M shape, float32.
 
-    pip install ".[bench]"          # the peers other than mlx-lm; rows of a peer that is not installed are left out
+    pip3 --python .venv/bin/python install ".[bench]"    # the other libraries; what is not installed is left out
     python examples/faster.py [RUNS]
 
 The sides take turns, each in its own process, as their users run them; the median of RUNS counts. The weights are

@@ -34,6 +34,7 @@ HOUSE = {
               network | sampling | text
                     device | blas
   atomic_file | json_file | dtypes safetensors_header
+                      installation
                          errors
     """,
     "mlxgen.weights": """

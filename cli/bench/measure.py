@@ -15,6 +15,7 @@ from pathlib import Path
 
 from mlxgen.cli.bench.sides import PEERS, SIDES
 from mlxgen.errors import MlxgenError, OptionError
+from mlxgen.installation import install_command
 
 SHORT_PROMPT = 8  # tokens before a decode through the whole context
 
@@ -44,7 +45,7 @@ def check_installed(sides: list[str]) -> None:
     """Raise OptionError for a side whose packages are not installed."""
     for name in sides:
         if missing := SIDES[name].missing:
-            raise OptionError(f"{name} needs {' and '.join(missing)}: pip install {' '.join(missing)}")
+            raise OptionError(f"{name} needs {' and '.join(missing)}: `{install_command(*missing)}`")
 
 
 def check_fits(folder: Path, prompt_tokens: int, new_tokens: int) -> None:

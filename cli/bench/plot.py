@@ -8,6 +8,7 @@ from tempfile import NamedTemporaryFile
 
 from mlxgen.atomic_file import replacing_file
 from mlxgen.errors import OptionError, reason_of
+from mlxgen.installation import install_command
 
 Curve = Sequence[tuple[int, float]]  # context length, tokens per second
 
@@ -22,7 +23,7 @@ def check_plot(file: Path) -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
-        raise OptionError(f'a plot needs matplotlib ({error}): pip install "mlxgen[plot]"') from None
+        raise OptionError(f"a plot needs matplotlib ({error}): `{install_command('matplotlib')}`") from None
     try:
         NamedTemporaryFile(prefix=file.name, dir=file.parent).close()  # permission bits miss a read-only disk
     except OSError as error:

@@ -88,7 +88,7 @@ def bench(
     first_token (seconds), prefill_tps and decode_tps (tokens per second of all rows), memory (peak resident bytes).
 
     --plot FILE adds runs, used for the plot only, in which each library decodes one row from a short prompt to the
-    model's last position. It needs matplotlib: pip install "mlxgen[plot]".
+    model's last position. It needs matplotlib.
     """
     from mlxgen.cli.bench.bandwidth import bytes_per_step, memory_bandwidth
     from mlxgen.cli.bench.measure import check_fits, check_installed, compare, longest_decode

@@ -56,8 +56,7 @@ def convert(
 
     SOURCE is a hub id (owner/name), an alias such as gpt2, a model folder with safetensors or PyTorch weights, or a
     file: nanoGPT's ckpt.pt, minGPT's state dict, or any other GPT-2 state dict. The format is detected automatically.
-    A converted folder can be converted again. PyTorch files need pip install "mlxgen[torch]"; code in them is never
-    run.
+    A converted folder can be converted again. PyTorch files need the package torch; code in them is never run.
 
     --json prints one object with these keys: source, kind, folder, n_parameters, bytes_before, bytes_after, dtype,
     quantization (bits, group_size; or null), cache_bytes_per_token, tokenizer, warnings, verification (tokens,

@@ -12,6 +12,7 @@ import click
 
 from mlxgen.cli.output import size, write, write_json
 from mlxgen.errors import OptionError
+from mlxgen.installation import install_command
 
 PACKAGES = ("mlxgen", "mlx", "mlx-lm", "tokenizers", "huggingface-hub", "transformers", "torch")
 
@@ -83,7 +84,7 @@ def _advice(on_cpu: bool, blas: str | None, reached: bool | None, versions: dict
         )
     if sys.platform == "linux" and blas and "mkl" not in blas and platform.machine() == "x86_64":
         advice.append(
-            'Decoding a single text is faster with MKL (200 MB, not free software): pip install "mlxgen[mkl]".'
+            f"Decoding a single text is faster with MKL (200 MB, not free software): {install_command('mkl')}"
         )
     if sys.platform == "darwin" and on_cpu:
         set_so = " Unset MLXGEN_DEVICE." if os.environ.get("MLXGEN_DEVICE") else " Keep its default device, the GPU."

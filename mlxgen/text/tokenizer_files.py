@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import tokenizers
 
 from mlxgen.errors import ModelError, reason_of
+from mlxgen.installation import install_command
 from mlxgen.json_file import read_json
 
 MAX_BYTES = 64 << 20  # a settings file may list every token
@@ -91,8 +92,12 @@ def opened(path: Path, build: Callable[[], T]) -> T:
     try:
         return build()
     except ImportError as error:
-        need = "sentencepiece" if "sentencepiece" in str(error).lower() else reason_of(error)
-        raise ModelError(f"the tokenizer in {path} needs a package that is not installed: {need}") from error
+        if "sentencepiece" in str(error).lower():
+            way_out = f"sentencepiece: `{install_command('sentencepiece')}`"
+            raise ModelError(f"the tokenizer in {path} needs {way_out}") from error
+        raise ModelError(
+            f"the tokenizer in {path} needs a package that is not installed: {reason_of(error)}"
+        ) from error
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # the tokenizers library's panics derive from BaseException

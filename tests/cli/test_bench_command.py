@@ -209,7 +209,7 @@ def test_a_missing_matplotlib_is_told_with_the_way_out(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     line = refused(tmp_path / "speed.png", folder, monkeypatch)
-    assert "matplotlib" in line and 'pip install "mlxgen[plot]"' in line
+    assert "matplotlib" in line and "install matplotlib" in line
 
 
 @pytest.mark.parametrize("place", ["missing/speed.png", "file/speed.png", "x" * 300 + ".png"])
@@ -230,7 +230,7 @@ def test_a_run_that_does_not_fit_and_a_peer_that_is_not_there_are_told_before_an
     assert "more than the model's 64 positions" in str(long.exception)
     monkeypatch.setattr("mlxgen.cli.bench.sides.find_spec", lambda name: None)
     missing = CliRunner().invoke(bench, ["-m", str(folder), "--against", "transformers"])
-    assert "pip install torch transformers" in str(missing.exception)
+    assert "install torch transformers" in str(missing.exception)
 
 
 def test_the_memory_is_that_of_the_side_and_not_of_who_started_it(folder: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from mlxgen.errors import ModelError, printable
+from mlxgen.installation import install_command
 from mlxgen.json_file import read_json
 
 SINGLE = "model.safetensors"
@@ -99,7 +100,7 @@ def torch_weights_only(where: str, source: str, detail: str = "") -> str:
     """The message for a model that has to be converted before it can be opened."""
     return (
         f"{where}: has only PyTorch weights{detail}; convert them with `mlxgen convert {source}` "
-        '(needs pip install "mlxgen[torch]")'
+        f"(which needs torch: `{install_command('torch')}`)"
     )
 
 

@@ -13,6 +13,7 @@ import mlx.core as mx
 
 from mlxgen.dtypes import BY_NAME, FLOAT32
 from mlxgen.errors import ModelError, printable, reason_of
+from mlxgen.installation import install_command
 from mlxgen.weights.files.headers import StoredTensor
 from mlxgen.weights.sources.checkpoint import LazyTensor
 
@@ -30,7 +31,7 @@ def read_pickle(file: Path) -> Any:
     try:
         import torch
     except ImportError:
-        raise ModelError(f'{file}: reading PyTorch weights requires torch: pip install "mlxgen[torch]"') from None
+        raise ModelError(f"{file}: reading PyTorch weights needs torch: `{install_command('torch')}`") from None
     try:
         with file.open("rb") as stream:
             mapped = stream.read(len(ZIP)) == ZIP  # before PyTorch 1.6 a file was one pickle

@@ -15,6 +15,7 @@ import torch
 
 import mlxgen
 from mlxgen.errors import ModelError
+from mlxgen.installation import install_command
 from mlxgen.weights import convert
 
 from ...support import oracles
@@ -154,4 +155,4 @@ def test_files_that_hold_no_weights(tmp_path: Path) -> None:
 def test_without_torch_the_way_out_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nano(tmp_path / "nano")
     monkeypatch.setitem(sys.modules, "torch", None)
-    assert 'pip install "mlxgen[torch]"' in refusal(tmp_path / "nano", tmp_path / "none")
+    assert install_command("torch") in refusal(tmp_path / "nano", tmp_path / "none")
