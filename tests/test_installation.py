@@ -26,9 +26,7 @@ def wheels(tmp_path: Path) -> Path:
     with zipfile.ZipFile(folder / "tale-1.0-py3-none-any.whl", "w") as wheel:
         wheel.writestr("tale.py", "text = 'once'\n")
         wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: tale\nVersion: 1.0\n")
-        wheel.writestr(
-            f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        )
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         wheel.writestr(f"{info}/RECORD", f"tale.py,,\n{info}/METADATA,,\n{info}/WHEEL,,\n{info}/RECORD,,\n")
     return folder
 
