@@ -16,6 +16,7 @@ import mlx.nn as nn
 from mlxgen.errors import ContextError
 from mlxgen.network.activations import activation
 from mlxgen.network.cpu_kernels import attention
+from mlxgen.network.layer_norm import WatchfulLayerNorm
 
 if TYPE_CHECKING:
     from mlxgen.network.config import GPT2Config
@@ -64,7 +65,8 @@ class Block(nn.Module):
 
     def __init__(self, config: GPT2Config, layer: int) -> None:
         super().__init__()
-        self.ln_1 = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
+        norm = WatchfulLayerNorm if layer == config.n_layer - 1 else nn.LayerNorm
+        self.ln_1 = norm(config.n_embd, eps=config.layer_norm_epsilon)
         self.attn = Attention(config, layer)
         self.ln_2 = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
         self.mlp = MLP(config)
@@ -82,7 +84,7 @@ class Trunk(nn.Module):
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
         self.wpe = nn.Embedding(config.n_positions, config.n_embd)
         self.h = [Block(config, layer) for layer in range(config.n_layer)]
-        self.ln_f = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
+        self.ln_f = WatchfulLayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
 
 
 class GPT2(nn.Module):
