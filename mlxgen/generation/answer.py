@@ -10,6 +10,7 @@ from mlxgen.errors import OptionError
 from mlxgen.generation.context import Context
 from mlxgen.generation.loop import Guesser, steps
 from mlxgen.generation.observer import Observer
+from mlxgen.generation.one_thread import one_thread
 from mlxgen.generation.request import Options, Request, check_options
 from mlxgen.generation.results import Generation, Recorder, Step
 from mlxgen.model import Model
@@ -24,7 +25,7 @@ class Answer(Iterator[Step]):
     """
 
     def __init__(self, context: Context, request: Request, observer: Observer | None = None) -> None:
-        self.request = request
+        self.request, self.lock = request, context.lock
         choose = Chooser(
             request.sampling,
             request.seed,
@@ -41,11 +42,13 @@ class Answer(Iterator[Step]):
     def __iter__(self) -> Self:
         return self
 
+    @one_thread
     def __next__(self) -> Step:
         step = next(self._steps)
         self._recorder.add(step)
         return step
 
+    @one_thread
     def close(self) -> None:
         """End the answer here. The context keeps every token that was yielded."""
         self._steps.close()  # type: ignore[attr-defined]  # a generator
@@ -55,6 +58,7 @@ class Answer(Iterator[Step]):
         """The record of the answer so far: the whole answer once it is finished."""
         return self._recorder.record()
 
+    @one_thread
     def finish(self) -> Generation:
         """Generate the rest of the answer; returns the record of all of it."""
         for _ in self:

@@ -8,6 +8,7 @@ cache is rebuilt, from position 0, from the first `slide_keep` tokens and the ne
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ import mlx.core as mx
 from mlxgen import device
 from mlxgen.errors import ContextError, OptionError
 from mlxgen.generation.observer import Observer
+from mlxgen.generation.one_thread import one_thread
 from mlxgen.generation.request import ContextOptions, Progress
 from mlxgen.generation.sliding import Slide, last_slide, slide_at
 from mlxgen.model import Model
@@ -41,6 +43,7 @@ class CachedContext:
         observer: Observer | None = None,
     ) -> None:
         options.check_table(model.config.n_positions)
+        self.lock = threading.RLock()
         self.model, self.options = model, options
         self.tokens: list[int] = []
         self.untracked = 0  # positions before the tokens, from a file that does not say which tokens they are
@@ -125,6 +128,7 @@ class CachedContext:
         self._trim(n)
         self.computed -= n
 
+    @one_thread
     def prefill(self, progress: Progress | None = None) -> mx.array:
         """Process all unprocessed tokens, in chunks; returns the logits of the last one [1, V], unevaluated.
 

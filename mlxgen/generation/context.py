@@ -7,6 +7,7 @@ that a context of this length holds, and no more.
 from __future__ import annotations
 
 import copy
+import threading
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from mlx.utils import tree_map
 
 from mlxgen.errors import ContextError, OptionError
 from mlxgen.generation.cached_context import CachedContext
+from mlxgen.generation.one_thread import one_thread
 from mlxgen.generation.request import ContextOptions
 from mlxgen.generation.sliding import Slide
 from mlxgen.model import Model, encode_prompt
@@ -46,11 +48,15 @@ class ContextState:
 
 
 class Context(CachedContext):
-    """A CachedContext whose tokens the caller can change."""
+    """A CachedContext whose tokens the caller can change, for one thread at a time.
+
+    Each method raises OptionError while another thread is inside one, or inside a step of an answer.
+    """
 
     _drafting: Context | None = None  # the draft model's context, with the same tokens
 
     @property
+    @one_thread
     def state(self) -> ContextState:
         """The state of the context; in the middle of an answer, as if the answer ended here."""
         source = self.fork() if self.ahead else self
@@ -71,6 +77,7 @@ class Context(CachedContext):
         context._check_room(len(state.tokens))
         return context
 
+    @one_thread
     def extend(self, addition: str | Sequence[int]) -> None:
         """Add text or token ids to the context. They are processed when something is generated.
 
@@ -82,6 +89,7 @@ class Context(CachedContext):
         self.end_answer()
         self.tokens.extend(ids)
 
+    @one_thread
     def reset_to(self, prompt: str | Sequence[int]) -> None:
         """Replace the context with the prompt. The cache of a common beginning is reused."""
         ids = encode_prompt(self.model, prompt)
@@ -90,10 +98,12 @@ class Context(CachedContext):
         self.rewind(len(self.tokens) - shared)
         self.tokens.extend(ids[shared:])
 
+    @one_thread
     def mark(self) -> Mark:
         """The present state of the session, for rewind(to=...)."""
         return Mark(len(self.tokens), self.processed - self.ahead)
 
+    @one_thread
     def rewind(self, n_tokens: int | None = None, *, to: Mark | None = None) -> None:
         """Remove the newest n_tokens, or everything since a mark. Raises OptionError if the session is shorter.
 
@@ -111,14 +121,17 @@ class Context(CachedContext):
         del self.tokens[length:]
         del self.slide_points[bisect_left(self.slide_points, length + 1) :]
 
+    @one_thread
     def fork(self) -> Self:
         """A copy of the session. The two share the cache's memory until one of them writes to it."""
         other = copy.copy(self)
+        other.lock = threading.RLock()
         other.tokens, other.slide_points = list(self.tokens), list(self.slide_points)
         other.cache, other._drafting = [_copied(layer) for layer in self.cache], None
         other.end_answer()  # in the middle of an answer: drop what was processed ahead
         return other
 
+    @one_thread
     def plan_slide(self, keep: int, points: Sequence[int]) -> None:
         """Set what the next slide keeps: the first `keep` tokens, and the newest tokens from one of the points on.
 

@@ -9,6 +9,7 @@ from typing import Any, Unpack
 from mlxgen.errors import OptionError
 from mlxgen.generation.answer import Answer
 from mlxgen.generation.context import Context
+from mlxgen.generation.one_thread import one_thread
 from mlxgen.generation.request import CONTEXT, PREFILL_CHUNK, ContextOptions, Options, Overflow, Request, check_options
 from mlxgen.generation.results import Generation
 from mlxgen.generation.session_file import read, write
@@ -21,8 +22,8 @@ class Session(Context):
     max_kv_size: size of a rotating cache whose first `keep` positions are pinned; None keeps every position.
     overflow: what happens when the position table is full: "stop", or "slide" (continue from the first `keep` and the
     newest tokens, half a table in total). prefill_chunk: how many prompt tokens go through the network at a time.
-    cache: an empty cache to use instead of mlxgen's own, one entry per layer, with mlx-lm's protocol. Raises
-    OptionError.
+    cache: an empty cache to use instead of mlxgen's own, one entry per layer, with mlx-lm's protocol. A session is
+    for one thread at a time, see Context; sessions of one model are independent. Raises OptionError.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class Session(Context):
     ) -> None:
         super().__init__(model, ContextOptions(max_kv_size, keep, overflow, prefill_chunk), cache)
 
+    @one_thread
     def generate(self, addition: str | Sequence[int] = "", **options: Unpack[Options]) -> Generation:
         """Extend the context and generate an answer, which becomes part of it.
 
@@ -45,6 +47,7 @@ class Session(Context):
         """
         return self.stream(addition, **options).finish()
 
+    @one_thread
     def stream(self, addition: str | Sequence[int] = "", **options: Unpack[Options]) -> Answer:
         """Like generate(), one token at a time. Wherever the caller stops, the session has every token yielded so far.
 
@@ -58,6 +61,7 @@ class Session(Context):
         joined = bool(self.tokens or self.untracked)
         return self.answer(check_options(**options).with_prompt(self.model, addition, added=joined))
 
+    @one_thread
     def answer(self, request: Request) -> Answer:
         """Add a request's ids to the context and answer it. If this raises, the session is unchanged."""
         request.check_against(self.model)
@@ -69,6 +73,7 @@ class Session(Context):
             self.rewind(to=before)
             raise
 
+    @one_thread
     def save(self, path: str | Path) -> Path:
         """Save the session as an mlx-lm prompt-cache file; returns the path, which always ends in .safetensors."""
         return write(self.state, self.model, path)
