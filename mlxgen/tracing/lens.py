@@ -1,4 +1,4 @@
-"""Into the network: which tokens the cache holds, and what layers and heads make of the newest position."""
+"""A look inside the network: the tokens in the cache, and each layer's prediction and attention."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mlxgen.tracing.statistics import softmax, to_float64, token_text
 
 
 class ReadOnly:
-    """A layer's cache that already holds the position in question: it adds nothing, and gives what it holds."""
+    """A view of a layer's cache that already holds the newest position: it adds nothing to it."""
 
     def __init__(self, cache: Any) -> None:
         keys, values = cache.state[:2]
@@ -31,7 +31,7 @@ def look_inside(
     lens: bool,
     heads: Sequence[tuple[int, int]],
 ) -> tuple[list[LensEntry], list[HeadAttention]]:
-    """The logit lens and the asked heads' attention of the newest position, from the decoder's own blocks."""
+    """Compute the logit lens, and the attention of the given (layer, head) pairs, at the newest position."""
     entries: list[LensEntry] = []
     rows: list[HeadAttention] = []
     if newest is None or not (lens or heads):
@@ -41,13 +41,13 @@ def look_inside(
     x = decoder.model.wte(newest[0]) + decoder.model.wpe(mx.array([context.cache[0].offset - 1]))  # [1, D]
     for layer, block in enumerate(decoder.layers):
         cache = ReadOnly(context.cache[layer])
-        asked = [head for at, head in heads if at == layer]
-        if asked:
+        wanted = [head for at, head in heads if at == layer]
+        if wanted:
             n_head, D = block.attn.n_head, x.shape[-1]
             q = block.attn.c_attn(block.ln_1(x))[..., :D].reshape(1, 1, n_head, D // n_head).transpose(0, 2, 1, 3)
             scores = q.astype(mx.float32) @ cache.keys.astype(mx.float32).transpose(0, 1, 3, 2) * block.attn.scale
-            weights = np.array(mx.softmax(scores, axis=-1))[0, :, 0]  # [H, positions held]
-            rows += [HeadAttention(layer, head, weights[head][in_order].tolist()) for head in asked]
+            weights = np.array(mx.softmax(scores, axis=-1))[0, :, 0]  # [H, positions in the cache]
+            rows += [HeadAttention(layer, head, weights[head][in_order].tolist()) for head in wanted]
         x = block(x, cache=cache)
         if lens:
             p = softmax(to_float64(decoder.head(decoder.model.ln_f(x))))
@@ -57,15 +57,17 @@ def look_inside(
 
 
 def held_tokens(context: CachedContext) -> list[int]:
-    """The context's token behind each slot of the cache, in the order of the slots."""
+    """The index in the context of the token in each slot of the cache, in the order of the slots."""
     cache, slide = context.cache[0], context.slide
     rebuilt = [] if slide is None else [*range(slide.keep), *range(slide.start, slide.at)]
-    behind = context.processed - cache.offset  # how much later a token stands in the context than in the cache
+    behind = (
+        context.processed - cache.offset
+    )  # how much larger a token's index in the context is than its position in the cache
     return [rebuilt[at] if at < len(rebuilt) else at + behind for at in slot_positions(cache)]
 
 
 def slot_positions(cache: Any) -> list[int]:
-    """The position in each slot of a cache, in the order of the slots: a full ring has the newest in its midst."""
+    """The position in each slot of a cache, in the order of the slots. In a full ring they are not sorted."""
     max_size = getattr(cache, "max_size", None)
     if max_size is None or cache.offset <= max_size:
         return list(range(cache.offset))

@@ -1,6 +1,6 @@
-"""The observer of a traced answer: it writes down what passes through the loop.
+"""The observer of a traced answer: it records every stage of the loop.
 
-It waits for the device after each stage, so that the stage's time is known; nothing else about the loop changes.
+It waits for the device after each stage, to measure how long the stage takes. Otherwise the loop runs as usual.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from mlxgen.tracing.statistics import Vector, entropy, random_number, rest_of, s
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """What was seen of one choice, before the loop made a step of it."""
+class Observation:
+    """The record of one choice, made before the loop turns it into a step."""
 
     processed: int
     context_length: int
@@ -54,9 +54,10 @@ class Seen:
 
 
 class TraceObserver:
-    """See mlxgen.generation.observer. seen: an entry for each choice; ended: when the newest one was made.
+    """Records each choice of an answer; see mlxgen.generation.observer for the methods.
 
-    top: how many candidates are kept; lens, heads: what is looked at inside the network.
+    top: how many candidates to keep. lens: whether to compute the logit lens. heads: the (layer, head) pairs whose
+    attention to record. observations: one entry per choice. ended: the time at which the newest choice was made.
     """
 
     def __init__(self, sampling: Sampling, *, top: int, lens: bool, heads: Sequence[tuple[int, int]]) -> None:
@@ -64,8 +65,8 @@ class TraceObserver:
         self._newest: mx.array | None = None  # the last processed position's ids [1, 1]
         self._cache_length = self._processed = self._slides = 0
         self._layers_seconds = self._head_seconds = 0.0  # since the last choice
-        self._clock = 0.0  # when the stage under way began
-        self.seen: list[Seen] = []
+        self._clock = 0.0  # when the current stage began
+        self.observations: list[Observation] = []
         self.ended = time.perf_counter()
 
     def before_layers(self, ids: mx.array) -> None:
@@ -82,17 +83,17 @@ class TraceObserver:
     ) -> None:
         seconds = (self._layers_seconds, self._head_seconds, self._lap(*choice.arrays))
         self._layers_seconds = self._head_seconds = 0.0
-        if choice.finite.item():  # else the loop reports it
-            self.seen.append(self._look(context, logits, adjusted, key, choice, seconds))
+        if choice.finite.item():  # otherwise the loop raises an error
+            self.observations.append(self._observe(context, logits, adjusted, key, choice, seconds))
         self.ended = time.perf_counter()
 
     def _lap(self, *arrays: mx.array) -> float:
-        """Wait for the arrays; the seconds since the last stage ended."""
+        """Wait for the arrays; returns the seconds since the last stage ended."""
         mx.eval(*arrays)
         began, self._clock = self._clock, time.perf_counter()
         return self._clock - began
 
-    def _look(
+    def _observe(
         self,
         context: CachedContext,
         logits: mx.array,
@@ -100,7 +101,7 @@ class TraceObserver:
         key: mx.array | None,
         choice: Choice,
         seconds: tuple[float, float, float],
-    ) -> Seen:
+    ) -> Observation:
         chosen = int(np.array(choice.token)[0])
         processed = context.processed - self._processed
         cache = self._cache_state(context)
@@ -129,7 +130,7 @@ class TraceObserver:
         end = float(rule_p[: chosen + 1].sum())
         interval = (end - float(rule_p[chosen]), end)
         lens, attention = look_inside(context, self._newest, chosen, self._lens, self._heads)
-        return Seen(
+        return Observation(
             processed=processed,
             context_length=context.processed,
             cache=cache,
@@ -154,7 +155,7 @@ class TraceObserver:
     def _stages(
         self, raw: Vector, adjusted: Vector, after: mx.array
     ) -> tuple[list[RuleEffect], list[tuple[str, Vector]]]:
-        """Each rule's effect, and the logits after it: the chooser's own rules, one after another."""
+        """Apply the chooser's rules one by one; returns the effect of each and the logits after it."""
         effects, stages = [], [("adjust", adjusted)]
         if not np.array_equal(raw, adjusted):
             kept = np.isfinite(adjusted)

@@ -1,4 +1,4 @@
-"""One self-contained page from a trace: no network, no other file."""
+"""A trace as one self-contained HTML page, which needs no network and no other file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PARTS = ("page.css", "rules.js", "page.js", "words.js", "stages.js")
 
 
 def page(trace: Trace) -> str:
-    """The page as HTML text. What the trace holds becomes data in it, never markup."""
+    """The page as HTML text. Texts from the trace are embedded as data, never as markup."""
     folder = files("mlxgen.tracing") / "page_assets"
     template, *parts = ((folder / name).read_text(encoding="utf-8") for name in ("template.html", *PARTS))
     prompt = trace.prompt if isinstance(trace.prompt, str) else f"{len(trace.prompt)} token ids"
@@ -28,7 +28,7 @@ def page(trace: Trace) -> str:
 
 
 def page_data(trace: Trace) -> dict[str, Any]:
-    """The trace in fewer bytes: texts stand once in `pieces`, candidates as parallel lists, numbers rounded."""
+    """The trace in a compact form: each text once, in `pieces`; candidates as parallel lists; numbers rounded."""
     tokens = {token.id: token for token in [*trace.prompt_tokens, *trace.tokens]}
     pieces = {token.id: token.text for token in tokens.values()}
     for step in trace.steps:
@@ -45,7 +45,7 @@ def page_data(trace: Trace) -> dict[str, Any]:
         "seed": trace.seed,
         "prompt": [token.id for token in trace.prompt_tokens],
         "pieces": pieces,
-        "spellings": {token.id: token.piece for token in tokens.values() if _worth_telling(token)},
+        "spellings": {token.id: token.piece for token in tokens.values() if _differs_from_text(token)},
         "steps": [_step(step) for step in trace.steps],
         "greedy": trace.greedy
         and {"ids": trace.greedy.tokens, "logprobs": [round(logprob, 4) for logprob in trace.greedy.logprobs]},
@@ -92,7 +92,8 @@ def _p(number: float) -> float:
     return float(f"{number:.6g}")
 
 
-def _worth_telling(token: Token) -> bool:
+def _differs_from_text(token: Token) -> bool:
+    """Whether the vocabulary's spelling of a token differs from its text."""
     return token.piece.replace("Ġ", " ") != token.text
 
 
@@ -102,7 +103,7 @@ def _short(text: str) -> str:
 
 
 def _in_script(data: dict[str, Any]) -> str:
-    """JSON that cannot end or open a script element, nor break a line where JavaScript once did."""
+    """JSON that is safe inside a script element: escapes tags and the line breaks of older JavaScript."""
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")

@@ -1,7 +1,7 @@
-"""The record of a traced generation: plain dataclasses, step by step in the loop's five stages.
+"""The record of a traced generation: plain dataclasses, with the five stages of the loop for each step.
 
-Probabilities are of the whole vocabulary unless a field says otherwise; logs are natural, entropies in bits, times in
-seconds, sizes in bytes. A span (a, b) means the context's tokens a, a + 1, … b - 1, counted from 0.
+Probabilities are over the whole vocabulary unless a field says otherwise. Logarithms are natural, entropies in bits,
+times in seconds, sizes in bytes. A span (a, b) stands for the context's tokens a to b - 1, counted from 0.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token of the vocabulary. piece: the vocabulary's own spelling; text: what it stands for.
+    """A token of the vocabulary. piece: its spelling in the vocabulary; text: the text that it stands for.
 
-    A token that is not a whole character is shown by its bytes, such as `\\xe2\\x80`.
+    The text of a token that is not a whole character is its bytes, such as `\\xe2\\x80`.
     """
 
     id: int
@@ -29,12 +29,12 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class CacheState:
-    """Stage 2: what each layer's cache holds once the step's tokens are processed; all layers hold the same positions.
+    """Stage 2: the cache after the step's tokens were processed. All layers hold the same positions.
 
-    before, after: positions held. held: the context's tokens that these belong to, and dropped: the processed ones
-    that no longer have a place. pinned: how many of the first are never dropped. slid: whether the position table was
-    full and the cache was rebuilt in this step. layer_bytes: keys and values of the positions held in one layer;
-    allocated_bytes: the buffers of all layers, with the room they have left.
+    before, after: number of positions in the cache. held: the context's tokens in the cache; dropped: the processed
+    tokens that are no longer in it. pinned: how many of the first tokens are never dropped. slid: whether the position
+    table was full and the cache was rebuilt in this step. layer_bytes: the keys and values of one layer;
+    allocated_bytes: the buffers of all layers, including unused capacity.
     """
 
     layers: int
@@ -49,15 +49,15 @@ class CacheState:
 
     @property
     def total_bytes(self) -> int:
-        """Keys and values of the positions held, in all layers."""
+        """The keys and values of all layers."""
         return self.layers * self.layer_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class LensEntry:
-    """What the output head would choose after one layer (the logit lens, nostalgebraist 2020), at the newest position.
+    """The output head's prediction after one layer, at the newest position (the logit lens, nostalgebraist 2020).
 
-    chosen_probability: what it gives the token that the step chose in the end.
+    token, probability: the most probable token. chosen_probability: the probability of the token that the step chose.
     """
 
     layer: int
@@ -69,7 +69,7 @@ class LensEntry:
 
 @dataclass(frozen=True, slots=True)
 class HeadAttention:
-    """How one head of one layer spreads the newest position's attention over the held tokens, in their order."""
+    """The attention weights of one head at the newest position, over the tokens in the cache, in context order."""
 
     layer: int
     head: int
@@ -78,9 +78,10 @@ class HeadAttention:
 
 @dataclass(frozen=True, slots=True)
 class RuleEffect:
-    """Stage 4: one sampling rule. kept: tokens left after it; kept_probability: their share of what it was given,
+    """Stage 4: the effect of one sampling rule. "adjust" stands for penalties, bias and processors together.
 
-    so for top-p the cumulative sum at the cut. "adjust" stands for penalties, bias and processors together.
+    kept: how many tokens are left after the rule. kept_probability: their total probability before it; for top-p, that
+    is the cumulative probability at the cut.
     """
 
     name: str
@@ -91,10 +92,10 @@ class RuleEffect:
 
 @dataclass(frozen=True, slots=True)
 class TracedCandidate:
-    """A token that could have been chosen, the highest adjusted logit first.
+    """A token that could have been chosen. Candidates are sorted by adjusted logit, highest first.
 
-    logit: as the model gives it; adjusted: after penalties and bias. probability: the model's own; tempered: after
-    the temperature, before any cut; rule_probability: what it was drawn with. cut_by: the rule that dropped it.
+    logit: the model's; adjusted: after processors, penalties and bias. probability: the model's; tempered: after the
+    temperature, before any cut; rule_probability: after all rules. cut_by: the rule that removed it, or None.
     """
 
     token: int
@@ -109,10 +110,10 @@ class TracedCandidate:
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """The tokens that are not among the candidates, as one mass.
+    """A summary of all tokens that are not among the candidates.
 
-    groups: their adjusted logits in a few bands, highest first, each (tokens, mean, variance), from which their
-    mass follows closely at any temperature.
+    groups: their adjusted logits in a few bands, highest first, each as (tokens, mean, variance). From these, their
+    total probability at any temperature can be computed closely.
     """
 
     count: int
@@ -123,10 +124,10 @@ class Rest:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """Stage 4's outcome. rank: 1 is the model's most probable token. logprob: natural, under the model itself.
+    """Stage 4: the chosen token. rank: 1 for the model's most probable token. logprob: under the model itself.
 
-    interval: the part of the line from 0 to 1 that belongs to the token, when the kept tokens lie on it in order of
-    their ids, each as long as its rule_probability. The step's random number fell into it.
+    interval: the token's part of the line from 0 to 1, on which the kept tokens lie in order of their ids, each as long
+    as its rule_probability. The step's random number falls into this part.
     """
 
     token: int
@@ -140,7 +141,7 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True)
 class Seconds:
-    """Wall time of each stage, the device's work included."""
+    """Wall time of each stage, including the device's work."""
 
     context: float
     transformer: float
@@ -153,12 +154,12 @@ class Seconds:
 class TracedStep:
     """One step of the loop.
 
-    context_length: tokens in the context when the token is chosen; processed: how many of them went through the
-    network in this step (the prompt in the first, then one). entropy, rule_entropy: bits, before and after the rules.
-    key: the step's random key, two 32-bit words; random: the number between 0 and 1 drawn with it, see Chosen. Both are
-    None where nothing is random, and `random` also where this version of MLX draws in another way. text: what became
-    certain in the answer. total_logprob: the sum of the chosen tokens' logprobs so far, so its exponential is the
-    probability of the text.
+    context_length: tokens in the context when the token is chosen. processed: how many of them went through the network
+    in this step: the whole prompt in the first step, then one. entropy, rule_entropy: of the distribution before and
+    after the rules, in bits. key: the step's random key, two 32-bit words. random: the number between 0 and 1 drawn
+    with it, see Chosen. Both are None for greedy decoding; random is also None if this version of MLX draws in a
+    different way. text: the text that this token completes. total_logprob: the sum of the chosen tokens' logprobs so
+    far; its exponential is the probability of the text.
     """
 
     index: int
@@ -183,7 +184,7 @@ class TracedStep:
 
 @dataclass(frozen=True, slots=True)
 class GreedyPath:
-    """What the most probable token at each step would have given from the same prompt. logprobs: as Chosen's."""
+    """The greedy answer to the same prompt. logprobs: as in Chosen."""
 
     tokens: list[int]
     texts: list[str]
@@ -192,10 +193,10 @@ class GreedyPath:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A traced generation. `text` is the answer, the same that generate() gives for this seed.
+    """A traced generation. `text` is the answer, the same as from generate() with this seed.
 
-    options: the sampling and cache options in force. candidates: how many of the highest logits each step keeps; a
-    token chosen from beyond them stands after them. greedy: None where the rules are greedy anyway.
+    options: the sampling and cache options. candidates: how many of the highest logits each step keeps; if the chosen
+    token is not among them, it follows them. greedy: the greedy answer, or None if the rules are greedy.
     """
 
     model: str
@@ -216,12 +217,12 @@ class Trace:
     greedy: GreedyPath | None = field(repr=False)
 
     def to_json(self) -> str:
-        """Everything as one JSON object: field names as here, spans and groups as lists."""
+        """The trace as one JSON object with these field names; spans and groups become lists."""
         return json.dumps(asdict(self), ensure_ascii=False, allow_nan=False)
 
 
 def spans(indices: list[int]) -> list[Span]:
-    """Sorted numbers as spans: [0, 1, 2, 7] is [(0, 3), (7, 8)]."""
+    """Group sorted numbers into spans: [0, 1, 2, 7] becomes [(0, 3), (7, 8)]."""
     found: list[Span] = []
     for index in indices:
         if found and found[-1][1] == index:

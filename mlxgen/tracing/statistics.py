@@ -1,4 +1,4 @@
-"""What a trace tells of logits and tokens, counted in float64."""
+"""The numbers and texts of a trace, computed from logits in float64."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from mlxgen.tracing.record import Rest, Token
 
 Vector = npt.NDArray[np.float64]  # one number for each token of the vocabulary
 
-BANDS = 24  # groups of the rest: their mass is then right to about 1e-4 at any usual temperature
-PROBES, PROBED = 8, 100  # draws, each of so many tokens, that tell how MLX draws
-ROUNDING = 1e-4  # MLX adds probabilities up in float32
+BANDS = 24  # groups of the rest, enough for its probability to within about 1e-4 at any usual temperature
+PROBES, PROBED = 8, 100  # how many draws, from how many tokens, to find out how MLX draws
+ROUNDING = 1e-4  # MLX sums probabilities in float32
 _ALPHABET = byte_alphabet()
 
 
 def rest_of(adjusted: Vector, p: Vector, rule_p: Vector, top: list[int]) -> Rest:
+    """Summarize all tokens that are not in `top`."""
     others = np.ones(len(adjusted), bool)
     others[top] = False
     logits = adjusted[others & np.isfinite(adjusted)]
@@ -36,9 +37,9 @@ def rest_of(adjusted: Vector, p: Vector, rule_p: Vector, top: list[int]) -> Rest
 
 
 def random_number(key: mx.array | None) -> float | None:
-    """The number that decided the draw, by which MLX walks along the kept tokens in order of their ids.
+    """The random number that decided the draw, see `Chosen.interval`.
 
-    None without a draw, and for a version of MLX that draws in another way.
+    None for greedy decoding, and for a version of MLX that draws in a different way.
     """
     if key is None or not draws_along_a_line(str(mx.default_device())):
         return None
@@ -47,7 +48,7 @@ def random_number(key: mx.array | None) -> float | None:
 
 @cache
 def draws_along_a_line(device: str) -> bool:
-    """Whether every draw of a few known ones is the token that the key's random number falls on."""
+    """Whether MLX draws the token whose interval contains the key's random number, tested on a few draws."""
     logits = mx.sin(mx.arange(PROBED, dtype=mx.float32))[None]
     p = softmax(to_float64(logits))
     ends = np.cumsum(p)
@@ -68,7 +69,7 @@ def traced_token(tokenizer: Tokenizer, token: int) -> Token:
 
 
 def token_text(tokenizer: Tokenizer, token: int) -> str:
-    """A token's text by itself, with the space it begins with; its bytes where they are no whole character."""
+    """The text of a single token, with its leading space; its bytes if they are not a whole character."""
     piece, text = tokenizer.token(token), tokenizer.decode([token])
     if "\ufffd" in text and piece and all(character in _ALPHABET for character in piece):
         return piece_bytes(piece).decode("utf-8", "backslashreplace")
@@ -85,6 +86,6 @@ def softmax(logits: Vector) -> Vector:
 
 
 def entropy(p: Vector) -> float:
-    """In bits."""
+    """The entropy of a distribution, in bits."""
     some = p[p > 0]
     return float(max(0.0, -(some * np.log2(some)).sum()))

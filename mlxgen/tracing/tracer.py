@@ -1,4 +1,4 @@
-"""See each step: the same loop as generate(), watched."""
+"""trace(): the same loop as generate(), with a record of each step."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from mlxgen.generation.answer import answer
 from mlxgen.generation.request import Options, Request, check_options, refuse_guesses
 from mlxgen.generation.results import Step
 from mlxgen.model import Model
-from mlxgen.tracing.observer import Seen, TraceObserver
+from mlxgen.tracing.observer import Observation, TraceObserver
 from mlxgen.tracing.record import Chosen, GreedyPath, Seconds, Trace, TracedStep
 from mlxgen.tracing.statistics import token_text, traced_token
 
 STEPS = 20
-TOP = 200  # candidates whose logits are kept; the others are one mass
+TOP = 200  # candidates kept by each step; the others are summarized
 
 
 def trace(
@@ -32,14 +32,14 @@ def trace(
     greedy_path: bool = True,
     **options: Unpack[Options],
 ) -> Trace:
-    """Generate up to `steps` tokens and record why each was chosen. Options are generate()'s, and so is the text.
+    """Generate up to `steps` tokens and record how each was chosen. The options and the text are those of generate().
 
-    lens: also what each layer would choose at the newest position. attention: (layer, head) pairs, from 0, whose
-    attention from the newest position is recorded. candidates: how many of the highest logits each step keeps.
-    greedy_path: also generate greedily from the same prompt, to compare with. Raises what stream() raises.
+    lens: also record what each layer would predict at the newest position. attention: (layer, head) pairs, counted from
+    0, whose attention at the newest position is recorded. candidates: how many of the highest logits each step keeps.
+    greedy_path: also generate the greedy answer to the same prompt, for comparison. Raises the errors of stream().
     """
     if "max_tokens" in options:
-        raise OptionError("a trace takes steps=, not max_tokens=")
+        raise OptionError("trace() takes steps=, not max_tokens=")
     options["max_tokens"] = steps
     request = check_options(**options)
     return trace_request(
@@ -57,9 +57,9 @@ def trace_request(
     candidates: int = TOP,
     greedy_path: bool = True,
 ) -> Trace:
-    """As trace(), for a request that is checked already and says how many tokens to generate."""
+    """Like trace(), for a checked request; its max_tokens is the number of steps."""
     began = time.perf_counter()
-    refuse_guesses(request, "checks several tokens in one pass: leave it out of a trace, which shows each step")
+    refuse_guesses(request, "checks several tokens in one pass, but a trace shows each step; leave it out of a trace")
     check_whole("candidates", candidates, 1)
     heads = checked_heads(model, attention)
     request = replace(request, logprobs=0).with_prompt(model, prompt)
@@ -69,7 +69,7 @@ def trace_request(
     traced: list[TracedStep] = []
     for step in steps:
         append_seconds = time.perf_counter() - observer.ended
-        seen = observer.seen[step.index]
+        seen = observer.observations[step.index]
         seconds = Seconds(
             0.0 if traced else context_seconds,
             seen.transformer_seconds,
@@ -86,7 +86,7 @@ def trace_request(
         n_embd=config.n_embd,
         n_positions=config.n_positions,
         vocab_size=config.vocab_size,
-        options=_in_force(request),
+        options=_json_options(request),
         candidates=min(candidates, config.vocab_size),
         seed=request.seed,
         prompt=request.prompt,
@@ -100,7 +100,7 @@ def trace_request(
 
 
 def checked_heads(model: Model, attention: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The asked (layer, head) pairs, each once and in order. Raises OptionError for one the model does not have."""
+    """The (layer, head) pairs, sorted and without duplicates. Raises OptionError for one that the model lacks."""
     heads = sorted(set(attention))
     for layer, head in heads:
         if not (0 <= layer < model.config.n_layer and 0 <= head < model.config.n_head):
@@ -111,8 +111,8 @@ def checked_heads(model: Model, attention: Iterable[tuple[int, int]]) -> list[tu
     return heads
 
 
-def _in_force(request: Request) -> dict[str, Any]:
-    """The sampling and cache options in what JSON can say: a banned token's bias is "-inf"."""
+def _json_options(request: Request) -> dict[str, Any]:
+    """The sampling and cache options as JSON values. The bias of a banned token becomes "-inf"."""
     options = {**asdict(request.sampling), **asdict(request.context)}
     del options["prefill_chunk"]
     bias = (request.sampling.logit_bias or {}).items()
@@ -120,7 +120,7 @@ def _in_force(request: Request) -> dict[str, Any]:
     return {**options, "logit_bias": shown or None}
 
 
-def _step(model: Model, step: Step, seen: Seen, seconds: Seconds, total: float) -> TracedStep:
+def _step(model: Model, step: Step, seen: Observation, seconds: Seconds, total: float) -> TracedStep:
     candidate = next(one for one in seen.candidates if one.token == step.token)
     return TracedStep(
         index=step.index,
