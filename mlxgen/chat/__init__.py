@@ -1,4 +1,4 @@
-"""Conversations: templates that write turns as one text, and the turns of a session.
+"""Chat: conversations on a session, and the templates that write their turns as one text.
 
 May import generation and all that it builds on; never tracing.
 """

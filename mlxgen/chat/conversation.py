@@ -1,4 +1,4 @@
-"""A conversation: turns written down by a template, on a session that has processed all but the newest words."""
+"""Conversations: a template writes the turns as text, and a session processes only what is new in it."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from mlxgen.generation.session import Session
 from mlxgen.generation.session_file import SessionFileError, write
 from mlxgen.model import Model, encode_prompt, start_token
 
-CONTEXT_TOKENS = 16  # how many tokens before an answer decide how it decodes
+CONTEXT_TOKENS = 16  # how many tokens before an answer can affect its decoding
 NOTES = "chat"  # the entry of a session file's notes
 
 
 @dataclass(slots=True)
 class Turn:
-    """What the user said and what the model answered.
+    """A message of the user and the model's answer.
 
-    answer: as it was shown, with the space before it. start, processed: the session's tokens before the turn, and how
-    many of them were processed. first: where the answer begins. text: the context as text, up to there.
+    answer: as it was shown, with its leading space. start: how many tokens the session had before the turn; processed:
+    how many of them were processed. first: the index of the answer's first token. text: the context's text before it.
     """
 
     user: str
@@ -41,12 +41,12 @@ class Turn:
 
 
 class Conversation:
-    """Say something, and the model answers; undo, retry and edit take the newest turn back.
+    """A conversation with a model. undo, retry and edit change the newest turn.
 
-    session: an empty one. request: the options of every turn. keep: how many of the first tokens stay when the context
-    slides; None keeps the system text and the first turn where they fill no more than a quarter of the table. seed:
-    each turn's seed follows from it, the turn's place and the attempt, so that the same input at the same place gives
-    the same answer. answer: the newest one, with its record.
+    session: an empty session. request: the options of every turn. keep: how many of the first tokens a slide keeps;
+    None keeps the system text and the first turn if they fill no more than a quarter of the position table. seed: each
+    turn's seed is derived from it, the turn's index and the attempt, so that the same input in the same place gets the
+    same answer. answer: the newest answer, with its record.
     """
 
     def __init__(
@@ -67,14 +67,15 @@ class Conversation:
         self._keep = keep
 
     def say(self, text: str) -> Iterator[Step]:
-        """The model's answer, a step at a time. Wherever the caller stops, what was written so far is the answer.
+        """Add a message; returns an iterator over the steps of the answer.
 
-        Raises OptionError and ContextError here. A turn that is refused, here or at a step, leaves nothing changed.
+        Wherever the caller stops, the text so far is the answer. Raises OptionError and ContextError before the first
+        step. If this or a later step raises, the conversation is unchanged.
         """
-        return self._say(text, 0, self._way_back())
+        return self._say(text, 0, self._snapshot())
 
     def undo(self) -> Turn:
-        """Take the newest turn back, out of the cache as well; returns it."""
+        """Remove the newest turn, also from the cache; returns it. Raises OptionError for an empty conversation."""
         if not self.turns:
             raise OptionError("there is nothing to undo: the conversation is empty")
         turn = self.turns.pop()
@@ -82,39 +83,40 @@ class Conversation:
         return turn
 
     def retry(self) -> Iterator[Step]:
-        """Another answer to the same words."""
-        back = self._way_back()
+        """Answer the newest message again, with another seed. Raises OptionError for an empty conversation."""
+        restore = self._snapshot()
         turn = self.undo()
-        return self._say(turn.user, turn.attempt + 1, back)
+        return self._say(turn.user, turn.attempt + 1, restore)
 
     def edit(self, text: str) -> Iterator[Step]:
-        """An answer to other words in place of the newest turn's."""
-        back = self._way_back()
+        """Replace the newest message and answer it. Raises OptionError for an empty conversation."""
+        restore = self._snapshot()
         self.undo()
-        return self._say(text, 0, back)
+        return self._say(text, 0, restore)
 
     def reset(self) -> None:
-        """Forget all turns; the system text stays."""
+        """Remove all turns. The system text stays."""
         self.turns.clear()
         self.session.rewind(len(self.session.tokens))
 
     @property
     def unread(self) -> list[int]:
-        """Numbers, from 1, of the turns that slides have dropped, in part or whole."""
+        """The numbers, from 1, of the turns that slides have dropped partly or completely."""
         slide = self.session.slide
         starts = [turn.start for turn in self.turns]
         return [i for i, start in enumerate(starts, 1) if slide and slide.keep <= start < slide.start]
 
     def save(self, path: str | Path) -> Path:
+        """Save the conversation as a session file; returns its path. Raises SessionFileError."""
         turns = [asdict(turn) for turn in self.turns]
         chat = {"template": self.template.name, "system": self.system, "seed": self.seed, "turns": turns}
         return write(self.session.state, self.session.model, path, {NOTES: chat})
 
     def load(self, path: str | Path) -> None:
-        """Go on with a saved conversation instead. Raises SessionFileError, with nothing changed."""
+        """Replace this conversation with a saved one. If this raises SessionFileError, nothing is changed."""
         session, notes = Session.from_file(path, self.session.model)
         if NOTES not in notes:
-            raise SessionFileError(f"{path}: it holds a session but no conversation; mlxgen.Session.load opens it")
+            raise SessionFileError(f"{path}: it has a session but no conversation; open it with mlxgen.Session.load")
         try:
             chat = notes[NOTES]
             turns = [Turn(**turn) for turn in chat["turns"]]
@@ -123,43 +125,43 @@ class Conversation:
                 str(chat["system"]),
                 int(chat["seed"]),
             )
-            places = [place for turn in turns for place in (turn.start, turn.first)]
-            if places != sorted(places) or (places and places[-1] > len(session.tokens)):
-                raise ValueError("turns out of order")
+            indices = [index for turn in turns for index in (turn.start, turn.first)]
+            if indices != sorted(indices) or (indices and indices[-1] > len(session.tokens)):
+                raise ValueError("its turns are out of order")
         except (KeyError, TypeError, ValueError) as error:
-            raise SessionFileError(f"{path}: its conversation is not readable ({error})") from None
+            raise SessionFileError(f"{path}: its conversation is invalid ({error})") from None
         self.session, self.turns, self.template, self.system, self.seed = session, turns, template, system, seed
 
-    def _way_back(self) -> Callable[[], None]:
-        """What makes the conversation as it is now, when a turn is refused later."""
+    def _snapshot(self) -> Callable[[], None]:
+        """A function that restores the conversation as it is now, for when a turn fails."""
         session, turns = self.session, [replace(turn) for turn in self.turns]
         tokens, slide_points, slide_keep = list(session.tokens), list(session.slide_points), session.slide_keep
 
-        def back() -> None:
+        def restore() -> None:
             session.reset_to(tokens)
             session.plan_slide(slide_keep, slide_points)
             self.turns = turns
 
-        return back
+        return restore
 
-    def _say(self, text: str, attempt: int, back: Callable[[], None]) -> Iterator[Step]:
+    def _say(self, text: str, attempt: int, restore: Callable[[], None]) -> Iterator[Step]:
         try:
             turn = self._begin(text if self.template.name == "model" else text.rstrip(), attempt)
             self.answer = self._begin_answer(turn)
-            return self._steps(turn, self.answer, back)
+            return self._steps(turn, self.answer, restore)
         except MlxgenError:
-            back()
+            restore()
             raise
 
     def _begin(self, text: str, attempt: int) -> Turn:
-        """Bring the context to the place where the answer begins."""
+        """Add a turn and extend the context up to the beginning of its answer."""
         session = self.session
-        whole = self._written([*self.turns, text])
-        rest = self._shorten(whole)
+        whole = self._text_of([*self.turns, text])
+        rest = self._rewind_to(whole)
         if rest is None:
-            self._write_anew()
-            rest = self._shorten(whole)
-        if rest is None:  # this template writes past turns in another way than new ones
+            self._tokenize_again()
+            rest = self._rewind_to(whole)
+        if rest is None:  # the template writes old turns differently from new ones
             session.rewind(len(session.tokens))
             for turn in self.turns:
                 turn.start = turn.processed = turn.first = 0
@@ -179,22 +181,22 @@ class Conversation:
         stop = (*self.template.stop, *self.request.stop)
         return self.session.answer(replace(self.request, prompt=turn.user, stop=stop, seed=turn.seed))
 
-    def _steps(self, turn: Turn, answer: Answer, back: Callable[[], None]) -> Iterator[Step]:
+    def _steps(self, turn: Turn, answer: Answer, restore: Callable[[], None]) -> Iterator[Step]:
         try:
             for step in answer:
                 turn.answer += step.text
                 turn.finish_reason = step.finish_reason or turn.finish_reason
                 yield step
-            if turn.finish_reason == "interrupted":  # there was no room for a single step
+            if turn.finish_reason == "interrupted":  # the context was full, so there was no step
                 turn.finish_reason = "context"
         except MlxgenError:
-            back()
+            restore()
             raise
         finally:
             answer.close()
 
-    def _written(self, turns: Sequence[Turn | str], *, prompt: bool = True) -> str:
-        """The conversation as text; a turn that is only text has no answer yet."""
+    def _text_of(self, turns: Sequence[Turn | str], *, prompt: bool = True) -> str:
+        """The conversation as text. A turn that is a string is a message without an answer."""
         messages: list[Message] = [{"role": "system", "content": self.system}] if self.system else []
         for turn in turns:
             messages.append({"role": "user", "content": turn if isinstance(turn, str) else turn.user})
@@ -202,11 +204,11 @@ class Conversation:
                 messages.append({"role": "assistant", "content": turn.answer})
         return self.template.write(messages, prompt)
 
-    def _shorten(self, whole: str) -> str | None:
-        """Take out what the context has beyond the whole text; returns the text still missing.
+    def _rewind_to(self, whole: str) -> str | None:
+        """Remove the tokens that go beyond the whole text; returns the text that is still missing.
 
-        A stop text that the model wrote itself often stands in the text as well: then its tokens stay. None: the
-        context has another beginning.
+        If the model generated a stop text that the template writes as well, its tokens stay. Returns None if the
+        context does not begin like the whole text.
         """
         session, last = self.session, self.turns[-1] if self.turns else None
         first, text = (last.first, last.text) if last else (0, "")
@@ -222,12 +224,12 @@ class Conversation:
                 return rest[len(both) - len(before) :]
         return None
 
-    def _write_anew(self) -> None:
-        """Tokenize every turn again, after the system text was changed; a beginning that still holds stays cached."""
+    def _tokenize_again(self) -> None:
+        """Tokenize every turn again after a change of the system text. An unchanged beginning stays in the cache."""
         ids: list[int] = []
         encode, written = self.session.model.tokenizer.encode, ""
         for at, turn in enumerate(self.turns):
-            text = self._written([*self.turns[:at], turn.user])
+            text = self._text_of([*self.turns[:at], turn.user])
             if not text.startswith(written):
                 break
             turn.start = turn.processed = len(ids)
@@ -251,10 +253,10 @@ class Conversation:
 
 
 def system_tokens(model: Model, template: Template, system: str) -> int:
-    """How many tokens the system text takes at the beginning of a conversation."""
+    """How many tokens the system text has at the beginning of a conversation."""
     if not system:
         return 0
     try:
         return len(model.tokenizer.encode(template.write([{"role": "system", "content": system}], False)))
-    except TemplateError:  # a template may refuse a conversation without turns
+    except TemplateError:  # a template may reject a conversation without turns
         return 0

@@ -1,4 +1,4 @@
-"""Chat templates: how a conversation is written down as one text for the model to continue."""
+"""Chat templates: they write a conversation as one text for the model to continue."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypedDict
 from mlxgen.errors import MlxgenError, OptionError, reason_of
 
 if TYPE_CHECKING:
-    from mlxgen.model import Model  # the names of the templates are read for --help, which loads no MLX
+    from mlxgen.model import Model  # --help needs the names of the templates, and must not import MLX
 
 USER, ASSISTANT = "User:", "Assistant:"  # the speakers of the plain template
 PARAGRAPH = "\n\n"
 MARKER = "the-answer-stands-here"
 
-# Each template's name, and what a conversation is in it.
+# template name -> what a conversation looks like in it
 TEMPLATES = {
     "model": "the model's own chat template",
     "dialogpt": "a dialogue in DialoGPT's format",
@@ -28,7 +28,7 @@ NAMES = ("auto", *TEMPLATES)
 
 
 class Message(TypedDict):
-    """What one side said. role: "system", "user" or "assistant"."""
+    """One message. role: "system", "user" or "assistant"."""
 
     role: str
     content: str
@@ -40,11 +40,11 @@ class TemplateError(MlxgenError):
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A way to write a conversation down.
+    """A format for conversations.
 
-    write: the messages as one text, and, where `prompt` is set, up to the place at which the model has to go on.
-    stop: texts that end the model's answer, besides its end tokens. speaks: whether the two sides take turns (in a
-    story they write one text).
+    write: called with (messages, prompt); returns the messages as one text, followed by the beginning of the model's
+    turn if prompt is True. stop: texts that end the model's answer, in addition to its end tokens. speaks: whether the
+    two sides take turns; in a story they write one text.
     """
 
     name: str
@@ -54,10 +54,10 @@ class Template:
 
 
 def choose_template(model: Model, name: str = "auto") -> Template:
-    """The template of that name, or the one that suits the model.
+    """The template with the given name.
 
-    auto: the tokenizer's own chat_template where it has one ("model"), DialoGPT's for a DialoGPT, and "story" for
-    every other. Raises OptionError for an unknown name and TemplateError where the model has none.
+    "auto" chooses "model" (the tokenizer's chat_template) if the model has one, "dialogpt" for DialoGPT models, and
+    otherwise "story". Raises OptionError for an unknown name and TemplateError if the model lacks what it needs.
     """
     if name == "auto":
         name = "model" if model.tokenizer.chat_template else "dialogpt" if _is_dialogpt(model) else "story"
@@ -67,7 +67,7 @@ def choose_template(model: Model, name: str = "auto") -> Template:
         end = _end_text(model)
         if not end:
             raise TemplateError(
-                "the dialogpt template joins turns by the end token, which this model has not; take plain"
+                "the dialogpt template separates turns by the end token, but this model has none; use --template plain"
             )
         return Template("dialogpt", lambda messages, prompt: "".join(m["content"] + end for m in messages))
     if name == "plain":
@@ -78,7 +78,7 @@ def choose_template(model: Model, name: str = "auto") -> Template:
 
 
 def _plain(messages: Sequence[Message], prompt: bool) -> str:
-    """Named speakers, a line each; an answer keeps the space that the model put before it."""
+    """One line per message, after the speaker's name. An answer keeps the leading space that the model generated."""
     lines = []
     for message in messages:
         content = message["content"]
@@ -93,7 +93,7 @@ def _plain(messages: Sequence[Message], prompt: bool) -> str:
 
 
 def _story(messages: Sequence[Message], prompt: bool) -> str:
-    """One text; each line of the user begins a paragraph, and an empty one lets the model go on where it was."""
+    """One text. Each line of the user begins a paragraph; after an empty line the model simply continues."""
     text = ""
     for message in messages:
         content = message["content"]
@@ -103,14 +103,14 @@ def _story(messages: Sequence[Message], prompt: bool) -> str:
 
 
 def _own(model: Model) -> Template:
-    """The tokenizer's chat_template, run in jinja2's sandbox: it comes from whoever made the checkpoint."""
+    """The tokenizer's chat_template. It is untrusted, so it runs in jinja2's sandbox. Raises TemplateError."""
     import jinja2
     from jinja2.ext import loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     source = model.tokenizer.chat_template
     if not source:
-        raise TemplateError(f"{model.name} has no chat template of its own; take --template plain or story")
+        raise TemplateError(f"{model.name} has no chat template; use --template plain or story")
 
     def fail(message: str) -> NoReturn:
         raise jinja2.TemplateError(message)
@@ -118,30 +118,31 @@ def _own(model: Model) -> Template:
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
     environment.globals["raise_exception"] = fail
     environment.globals["strftime_now"] = _now
-    environment.filters["tojson"] = _to_json  # jinja2's own escapes HTML
+    environment.filters["tojson"] = _to_json  # jinja2's filter escapes HTML
     special = {"bos_token": _text_of(model, model.tokenizer.bos_token_id), "eos_token": _end_text(model)}
 
     try:
         template = environment.from_string(source)
     except (jinja2.TemplateError, MemoryError, RecursionError) as error:
-        raise TemplateError(f"the model's chat template is broken ({error}); take --template plain or story") from None
+        raise TemplateError(f"the model's chat template is invalid ({error}); use --template plain or story") from None
 
     def write(messages: Sequence[Message], prompt: bool) -> str:
         try:
-            # A copy: whatever the template does to it stays there.
+            # Copies, so that the template cannot change the messages.
             copies = [dict(message) for message in messages]
             return template.render(messages=copies, add_generation_prompt=prompt, **special)
         except (MemoryError, RecursionError, Exception) as error:
             reason = reason_of(error)
-            raise TemplateError(f"the model's chat template refuses this conversation: {reason}") from None
+            raise TemplateError(f"the model's chat template cannot write this conversation: {reason}") from None
 
     return Template("model", write, stop=_turn_end(write))
 
 
 def _turn_end(write: Callable[[Sequence[Message], bool], str]) -> tuple[str, ...]:
-    """What the template writes after an answer: where the model writes that itself, its turn is over.
+    """The text that the template writes after an answer. If the model generates it, its turn is over.
 
-    Nothing where that cannot be told: a template may refuse a conversation, or leave old answers out.
+    Returns () if there is no such text or it cannot be found: a template may reject the test conversation or leave out
+    old answers.
     """
     said: list[Message] = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": MARKER}]
     for messages in (said, [Message(role="system", content="Hello"), *said]):
@@ -152,7 +153,7 @@ def _turn_end(write: Callable[[Sequence[Message], bool], str]) -> tuple[str, ...
 
 
 def _is_dialogpt(model: Model) -> bool:
-    """By its name, or by the settings for conversations that its config.json carries."""
+    """Whether this is a DialoGPT: by its name, or by the settings for conversations in its config.json."""
     return "dialogpt" in model.name.lower() or model.config.conversational
 
 
