@@ -1,4 +1,4 @@
-"""Text to token ids and back, one token at a time, and the texts that end an answer.
+"""Text: tokenizers, decoding one token at a time, and stop texts.
 
 May import `mlxgen.errors` and `mlxgen.json_file`, and nothing else of mlxgen.
 """

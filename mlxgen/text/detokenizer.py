@@ -1,8 +1,7 @@
-"""Tokens to text one at a time, exactly as decoding the whole list at once would give it.
+"""Streaming detokenization: decode tokens one at a time, with the same result as decoding the whole list.
 
-A token's text can depend on its neighbours: a character may be spread over several tokens, the first token may
-lose its leading space, a space before a full stop may be cleaned away. Text is shown once no later token can
-change it.
+A token's text can depend on its neighbours: a character may consist of several tokens, the first token may lose its
+leading space, and a space before a full stop may be removed. Text is returned once no later token can change it.
 """
 
 import codecs
@@ -12,7 +11,7 @@ from typing import Any, Protocol
 
 from mlxgen.text.stop_text import unfinished
 
-# What transformers replaces in decoded text, in this order, where clean_up_tokenization_spaces is set.
+# transformers' replacements in decoded text if clean_up_tokenization_spaces is set, in this order.
 CLEAN_UP = (
     (" .", "."),
     (" ?", "?"),
@@ -25,19 +24,19 @@ CLEAN_UP = (
     (" 've", "'ve"),
     (" 're", "'re"),
 )
-NOT_A_CHARACTER = "\ufffd"  # what bytes that are not (yet) a character decode to
+NOT_A_CHARACTER = "\ufffd"  # stands for bytes that are not a complete character
 BYTE_PIECE = re.compile(r"<0x[0-9A-Fa-f+][0-9A-Fa-f]>")  # sentencepiece's name for a single byte
 
 
 def clean_up_spaces(text: str) -> str:
-    """The whole text with the spaces removed that word pieces leave before punctuation and contractions."""
+    """Remove the spaces that word-piece tokenizers leave before punctuation and contractions in a whole text."""
     for old, new in CLEAN_UP:
         text = text.replace(old, new)
     return text
 
 
 def byte_alphabet() -> dict[str, int]:
-    """GPT-2's stand-ins: one printable character for each of the 256 bytes (Radford et al., 2019, `encoder.py`)."""
+    """GPT-2's printable character for each of the 256 bytes -> the byte (Radford et al., 2019, `encoder.py`)."""
     printable = [
         *range(ord("!"), ord("~") + 1),
         *range(ord("¡"), ord("¬") + 1),
@@ -51,7 +50,7 @@ _ALPHABET = byte_alphabet()
 
 
 def piece_bytes(piece: str) -> bytes:
-    """The bytes a byte-level piece stands for. An added token outside the alphabet is plain text."""
+    """The bytes of a byte-level piece. An added token with characters outside the alphabet is plain text."""
     try:
         return bytes([_ALPHABET[character] for character in piece])
     except KeyError:
@@ -59,17 +58,19 @@ def piece_bytes(piece: str) -> bytes:
 
 
 class TextSource(Protocol):
-    """Tokens in, text out as soon as it is certain."""
+    """A decoder that takes one token at a time and returns text as soon as it is final."""
 
-    def add(self, token: int) -> str: ...
+    def add(self, token: int) -> str:
+        """Add a token; returns the text that became final."""
+        ...
 
     def rest(self) -> str:
-        """What would follow if no token came any more. Changes nothing."""
+        """The remaining text if no more tokens follow. Does not change the state."""
         ...
 
 
 class ByteText:
-    """Byte-level BPE: every token is some bytes, and their concatenation is UTF-8, more or less."""
+    """A source for byte-level BPE: each token is a string of bytes; together they are UTF-8 text, possibly invalid."""
 
     def __init__(self, piece: Callable[[int], str | None]) -> None:
         self._piece = piece
@@ -83,33 +84,33 @@ class ByteText:
 
 
 class WindowText:
-    """Any other decoder, through its own ``decode`` on a window of the newest tokens.
+    """A source for all other decoders: it calls their ``decode`` on a window of the newest tokens.
 
-    The window starts with tokens whose text is settled, so that the first token's special treatment falls on
-    them, and at a place where no character was half done. It moves on whenever the text is certain again.
-    The one known exception is GPT-SW3's, which puts a space before text already given out when a special token
-    follows it: the space is left out then.
+    The window begins at a token boundary between complete characters, with tokens whose text is final, so that the
+    special treatment of the first token affects only these. It moves on whenever all text is final.
+    Known exception: GPT-SW3's decoder inserts a space before earlier text when a special token follows; this space is
+    left out.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str], is_byte: Callable[[int], bool]) -> None:
         self._decode = decode
         self._is_byte = is_byte
         self._ids: list[int] = []
-        self._shown = ""  # the part of decode(ids) that came out already
-        self._settled = 0  # tokens of the window whose text was certain at the last such moment
+        self._shown = ""  # the part of decode(ids) that was already returned
+        self._settled = 0  # how many tokens of the window had final text when it was last moved
 
     def add(self, token: int) -> str:
         self._ids.append(token)
         if self._is_byte(token):
-            return ""  # a run of byte pieces is decoded as one: a bad byte at its end spoils all of it
+            return ""  # byte pieces are decoded together: an invalid byte at the end changes the text of all of them
         text = self._decode(self._ids)
-        sure = text.rstrip(NOT_A_CHARACTER)
-        at = sure.find(self._shown)  # 0, but for a decoder that edits what it gave before
+        final = text.rstrip(NOT_A_CHARACTER)
+        at = final.find(self._shown)  # 0, unless the decoder changes text that it returned before
         if at < 0:
             return ""
-        new = sure[at + len(self._shown) :]
-        self._shown = sure
-        if sure == text:
+        new = final[at + len(self._shown) :]
+        self._shown = final
+        if final == text:
             self._move(text)
         return new
 
@@ -126,7 +127,7 @@ class WindowText:
 
 
 class WholeText:
-    """A decoder that can still change its first character at the last token: all its text comes at the end."""
+    """A source for decoders whose whole text may depend on the last token: it returns all text at the end."""
 
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
         self._decode = decode
@@ -141,9 +142,9 @@ class WholeText:
 
 
 def is_local(decoder: Mapping[str, Any]) -> bool:
-    """Whether a token changes only the text around it, as in every decoder in use for language models.
+    """Whether a token affects only the text near it, as in all common decoders of language models.
 
-    decoder: the tokenizers library's description. It is not so where the joined text is edited once more.
+    decoder: the tokenizers library's description. False if the decoder edits the text after joining the tokens.
     """
     joined = False
     for step in decoder["decoders"] if decoder.get("type") == "Sequence" else [decoder]:
@@ -156,29 +157,29 @@ def is_local(decoder: Mapping[str, Any]) -> bool:
 
 
 class Replacer:
-    """``str.replace`` on a text that arrives in pieces."""
+    """``str.replace`` for text that arrives in pieces."""
 
     def __init__(self, old: str, new: str) -> None:
         self._old, self._new = old, new
-        self._held = ""
+        self._pending = ""
 
     def feed(self, text: str) -> str:
-        *done, last = (self._held + text).split(self._old)
+        *done, last = (self._pending + text).split(self._old)
         safe = len(last) - unfinished(last, (self._old,))
-        self._held = last[safe:]
+        self._pending = last[safe:]
         return self._new.join([*done, last[:safe]])
 
     def last(self, text: str) -> str:
-        """What comes out if the text ends with ``text``. Changes nothing."""
-        return (self._held + text).replace(self._old, self._new)
+        """The remaining output if the text ends with ``text``. Does not change the state."""
+        return (self._pending + text).replace(self._old, self._new)
 
 
 class StreamingDecoder:
-    """Text of a growing list of tokens: what each token adds, as soon as it is certain.
+    """The text that each token adds to a growing list of tokens, as soon as it is final.
 
-    ``context`` are the tokens before (the prompt). The pieces from ``add`` and ``flush``, concatenated, are
-    ``decode(context + tokens)`` without the beginning it has in common with ``decode(context)``: a word after the
-    prompt keeps its leading space, and a character the prompt left half done appears whole.
+    context: the tokens before the first one (the prompt). The results of ``add`` and ``flush``, concatenated, are
+    ``decode(context + tokens)`` without the beginning that it has in common with ``decode(context)``. So a word after
+    the prompt keeps its leading space, and a character that begins in the prompt is returned whole.
     """
 
     def __init__(
@@ -190,15 +191,15 @@ class StreamingDecoder:
         self._known = ""
         for token in context:
             self._advance(token)
-        self._known = self._rest()  # the context's own text that is not certain yet: not to be shown again
+        self._known = self._rest()  # the end of the context's text, if it is not final: not part of the result
 
     def add(self, token: int) -> str:
-        """The text that is certain now and was not before, often "". OptionError for an id that does not exist."""
-        return self._beyond(self._advance(token))
+        """Add a token; returns the text that became final, often "". Raises OptionError for an invalid id."""
+        return self._without_context(self._advance(token))
 
     def flush(self) -> str:
-        """The rest of the text, when no token follows. Call it once, at the end."""
-        return self._beyond(self._rest())
+        """The rest of the text. Call it once, after the last token."""
+        return self._without_context(self._rest())
 
     def _advance(self, token: int) -> str:
         text = self._source.add(self._check(token))
@@ -212,17 +213,18 @@ class StreamingDecoder:
             text = replacer.last(text)
         return text
 
-    def _beyond(self, text: str) -> str:
+    def _without_context(self, text: str) -> str:
+        """The text without what it has in common with the end of the context's text."""
         if not self._known or not text:
             return text
         same = common_length(self._known, text)
-        # Where the two part, all that follows is new.
+        # After the first difference, all text is new.
         self._known = self._known[same:] if same == len(text) else ""
         return text[same:]
 
 
 def common_length(a: str, b: str) -> int:
-    """Length of the longest common beginning."""
+    """The length of the longest common prefix."""
     if b.startswith(a):
         return len(a)
     return next((at for at, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

@@ -1,4 +1,4 @@
-"""Stop texts: end the answer before one of them, however the text arrives in pieces."""
+"""Stop texts: they end an answer, and are found in text that arrives in pieces."""
 
 from collections.abc import Iterable, Sequence
 
@@ -6,7 +6,7 @@ from mlxgen.errors import OptionError
 
 
 def unfinished(text: str, patterns: Iterable[str]) -> int:
-    """Length of the longest end of ``text`` that is a beginning of a pattern, but not all of it."""
+    """The length of the longest suffix of ``text`` that is a proper prefix of a pattern."""
     longest = 0
     for pattern in patterns:
         for length in range(min(len(pattern) - 1, len(text)), longest, -1):
@@ -17,10 +17,10 @@ def unfinished(text: str, patterns: Iterable[str]) -> int:
 
 
 class StopText:
-    """Lets text through up to the first stop text, and never a character of one.
+    """A filter that returns the text before the first stop text, and nothing of the stop text or after it.
 
-    The stop text that is complete first decides; of several that are complete at the same character, the
-    longest. So what is shown does not depend on how the text was cut into pieces.
+    The first stop text to be complete counts; if several are complete at the same character, the longest. So the result
+    does not depend on how the text is split into pieces. hit: whether a stop text was found.
 
     Raises OptionError for a stop text that is empty or not text.
     """
@@ -33,25 +33,25 @@ class StopText:
             if not isinstance(stop, str):
                 raise OptionError(f"a stop text must be text, not {stop!r}")
             if not stop:
-                raise OptionError("a stop text must not be empty: it would end every answer at once")
-        self._held = ""
+                raise OptionError("a stop text must not be empty: it would end every answer immediately")
+        self._pending = ""
         self.hit = False
 
     def feed(self, text: str) -> str:
-        """The text that is safe to show after ``text`` arrived. After a hit, nothing more comes out."""
+        """Add text; returns the text that cannot be part of a stop text. After a hit, always ""."""
         if self.hit:
             return ""
-        # What is held is the longest end that may become a stop text, so no stop text begins before it.
-        text = self._held + text
+        # The pending text is the longest end that may become a stop text, so no stop text begins before it.
+        text = self._pending + text
         found = [(at + len(stop), at) for stop in self.stops if (at := text.find(stop)) >= 0]
         if found:
-            self.hit, self._held = True, ""
+            self.hit, self._pending = True, ""
             return text[: min(found)[1]]
         safe = len(text) - unfinished(text, self.stops)
-        self._held = text[safe:]
+        self._pending = text[safe:]
         return text[:safe]
 
     def flush(self) -> str:
-        """The text still held back: at the end of the answer it did not become a stop text."""
-        rest, self._held = self._held, ""
+        """The pending text, at the end of an answer: it did not become a stop text."""
+        rest, self._pending = self._pending, ""
         return rest

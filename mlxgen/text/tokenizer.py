@@ -1,7 +1,7 @@
-"""Text to token ids and back.
+"""Tokenizers: text to token ids and back.
 
-Byte-level BPE and every ``tokenizer.json`` go through the tokenizers library. Any other vocabulary (BERT's
-``vocab.txt``, sentencepiece) goes through transformers, which is imported only then.
+The tokenizers library handles byte-level BPE and every ``tokenizer.json``. transformers handles all other vocabularies
+(BERT's ``vocab.txt``, sentencepiece), and is imported only for these.
 """
 
 import json
@@ -28,33 +28,33 @@ from mlxgen.text.detokenizer import (
     is_local,
     piece_bytes,
 )
-from mlxgen.text.tokenizer_files import add_tokens, chat_template, opened, read_settings
+from mlxgen.text.tokenizer_files import add_tokens, chat_template, load_or_raise, read_settings
 
-# Classes whose vocab.json and merges.txt are GPT-2's byte-level BPE. A folder that names no class is one too.
+# Tokenizer classes whose vocab.json and merges.txt are GPT-2's byte-level BPE; "" if the folder names none.
 BYTE_LEVEL_CLASSES = ("", "GPT2Tokenizer", "PreTrainedTokenizer", "TokenizersBackend")
 OTHER_VOCABULARIES = ("vocab.txt", "spiece.model", "tokenizer.model", "sentencepiece.bpe.model")
-END_OF_TEXT = "<|endoftext|>"  # GPT-2's one special token: beginning, end and unknown
+END_OF_TEXT = "<|endoftext|>"  # GPT-2's only special token: beginning, end and unknown
 
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """A tokenizer of either library, reduced to what is used of it."""
+    """The functions that are needed of a tokenizer, from either library."""
 
     encode: Callable[[str], list[int]]  # adds no special tokens
-    decode: Callable[[Sequence[int]], str]  # keeps special tokens, cleans nothing up
+    decode: Callable[[Sequence[int]], str]  # keeps special tokens, does not clean up spaces
     piece: Callable[[int], str | None]
     vocabulary: Callable[[], Mapping[str, int]]
-    base_size: int  # tokens without the added ones
-    decoder: Mapping[str, Any]  # the tokenizers library's description of its decoder, {} where unknown
+    base_size: int  # number of tokens without added tokens
+    decoder: Mapping[str, Any]  # the tokenizers library's description of its decoder, {} if unknown
 
 
 class Tokenizer:
     """The tokenizer of a model folder.
 
-    n_embeddings: rows of the model's embedding, where known. Ids below it that the vocabulary leaves out (an
-    embedding padded to a round size) decode to "". A base vocabulary larger than it is a ModelError; added
-    tokens beyond it (a padding token that the model never learned) are refused when a text uses them.
-    bos_token_id, eos_token_id: None where there is none that the model knows.
+    n_embeddings: number of rows of the model's embedding, if known. Ids below it that are not in the vocabulary (the
+    embedding may be padded to a round size) decode to "". Raises ModelError if the base vocabulary is larger. Added
+    tokens beyond it, such as a padding token that the model was not trained on, raise OptionError if a text has them.
+    bos_token_id, eos_token_id: None if there is no such token, or the model has no embedding for it.
     """
 
     def __init__(
@@ -82,13 +82,13 @@ class Tokenizer:
 
     @cached_property
     def vocab_size(self) -> int:
-        """Highest token id + 1, added tokens included."""
+        """The highest token id plus 1, including added tokens."""
         return max(self._backend.vocabulary().values(), default=-1) + 1
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a text. Special tokens are recognised where the text spells them out, and none is added.
+        """Tokenize a text. Special tokens in the text are recognized; none are added.
 
-        Raises OptionError for text that is not valid Unicode, or that spells a token the model has no embedding for.
+        Raises OptionError for text that is not valid Unicode, or that has a token without an embedding in the model.
         """
         if not isinstance(text, str):
             raise OptionError(f"a prompt must be text, not {type(text).__name__}")
@@ -96,7 +96,7 @@ class Tokenizer:
             text.encode()
         except UnicodeEncodeError as error:
             raise OptionError(
-                f"the text has half of a character (lone surrogate U+{ord(text[error.start]):04X}) at position "
+                f"the text has an invalid character (lone surrogate U+{ord(text[error.start]):04X}) at position "
                 f"{error.start}: remove it, or read the text as UTF-8"
             ) from None
         ids = self._backend.encode(text)
@@ -108,26 +108,26 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of a list of token ids, special tokens included. OptionError for an id that does not exist."""
+        """Decode a list of token ids, including special tokens. Raises OptionError for an invalid id."""
         text = self._backend.decode([self._check(token) for token in ids])
         return clean_up_spaces(text) if self._clean_up else text
 
     def token(self, token: int) -> str:
-        """The vocabulary's own spelling of a token, "" for an id it leaves out."""
+        """A token's spelling in the vocabulary; "" for an id without a token. Raises OptionError for an invalid id."""
         return self._backend.piece(self._check(token)) or ""
 
     def token_bytes(self, token: int) -> int:
-        """How many bytes of UTF-8 a token stands for in the middle of a text; it may be a part of a character."""
+        """How many bytes of UTF-8 a token has in the middle of a text. It may be part of a character."""
         piece = self.token(token)
         if self._backend.decoder.get("type") == "ByteLevel":
             return len(piece_bytes(piece))
         if self._is_byte(token):
             return 1
         once, twice = (len(self._backend.decode([token] * times).encode()) for times in (1, 2))
-        return twice - once  # the first of a text may lose its space
+        return twice - once  # the first token of a text may lose its space
 
     def stream(self, context: Sequence[int] = ()) -> StreamingDecoder:
-        """A decoder for tokens that arrive one by one after ``context``."""
+        """A decoder for tokens that arrive one at a time after ``context``."""
         decoder = self._backend.decoder
         source: TextSource
         if decoder.get("type") == "ByteLevel":
@@ -135,8 +135,8 @@ class Tokenizer:
         elif not is_local(decoder):
             source = WholeText(self._backend.decode)
         else:
-            bytes_fall_back = '"ByteFallback"' in json.dumps(decoder)
-            source = WindowText(self._backend.decode, self._is_byte if bytes_fall_back else lambda _: False)
+            has_byte_pieces = '"ByteFallback"' in json.dumps(decoder)
+            source = WindowText(self._backend.decode, self._is_byte if has_byte_pieces else lambda _: False)
         return StreamingDecoder(source, self._check, self._clean_up, context)
 
     def _is_byte(self, token: int) -> bool:
@@ -157,9 +157,9 @@ class Tokenizer:
 
 
 def load_tokenizer(folder: Path, *, n_embeddings: int | None = None) -> Tokenizer:
-    """The tokenizer of a model folder. Nothing is downloaded and no code from the folder is run.
+    """Load the tokenizer of a model folder. Downloads nothing and runs no code from the folder.
 
-    n_embeddings: rows of the model's embedding, see Tokenizer. Raises ModelError for missing or broken files.
+    n_embeddings: see Tokenizer. Raises ModelError for missing or damaged files.
     """
     settings = read_settings(folder)
     named = settings.get("tokenizer_class")
@@ -168,7 +168,7 @@ def load_tokenizer(folder: Path, *, n_embeddings: int | None = None) -> Tokenize
     kind = str(named or "").removesuffix("Fast")
     if (folder / "tokenizer.json").is_file():
         whole = folder / "tokenizer.json"
-        library = opened(whole, lambda: tokenizers.Tokenizer.from_file(str(whole)))
+        library = load_or_raise(whole, lambda: tokenizers.Tokenizer.from_file(str(whole)))
         library.no_truncation()
         library.no_padding()
         _override_prefix_space(library, settings, kind)
@@ -213,13 +213,13 @@ def _has_byte_level_files(folder: Path) -> bool:
         there == ["vocab.json"] and not any((folder / name).is_file() for name in OTHER_VOCABULARIES)
     ):
         missing = "vocab.json" if there == ["merges.txt"] else "merges.txt"
-        raise ModelError(f"{folder / there[0]} is there but {missing} is not: download the tokenizer again")
+        raise ModelError(f"{folder / there[0]} exists but {missing} does not: download the tokenizer again")
     return len(there) == 2
 
 
 def _byte_level(folder: Path, settings: Mapping[str, Any]) -> tokenizers.Tokenizer:
     vocab, merges = folder / "vocab.json", folder / "merges.txt"
-    model = opened(vocab, lambda: tokenizers.models.BPE.from_file(str(vocab), str(merges)))
+    model = load_or_raise(vocab, lambda: tokenizers.models.BPE.from_file(str(vocab), str(merges)))
     library = tokenizers.Tokenizer(model)
     spaced = bool(settings.get("add_prefix_space", False))
     library.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=spaced)
@@ -228,14 +228,14 @@ def _byte_level(folder: Path, settings: Mapping[str, Any]) -> tokenizers.Tokeniz
 
 
 def _override_prefix_space(library: tokenizers.Tokenizer, settings: Mapping[str, Any], kind: str) -> None:
-    """tokenizer_config.json has the last word on add_prefix_space; GPT2Tokenizer's own default is False."""
+    """Apply add_prefix_space from tokenizer_config.json, which takes precedence. GPT2Tokenizer's default is False."""
     stated = settings.get("add_prefix_space", False if kind == "GPT2Tokenizer" else None)
     if stated is not None and isinstance(library.pre_tokenizer, tokenizers.pre_tokenizers.ByteLevel):
         library.pre_tokenizer.add_prefix_space = bool(stated)
 
 
 def _through_transformers(folder: Path, settings: Mapping[str, Any], kind: str, n_embeddings: int | None) -> Tokenizer:
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it would advise to install torch
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # silences the advice to install torch
     import transformers
 
     def build() -> Any:
@@ -243,11 +243,11 @@ def _through_transformers(folder: Path, settings: Mapping[str, Any], kind: str, 
         loader = transformers.BertTokenizer if guess else transformers.AutoTokenizer
         return loader.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
 
-    hf = opened(folder, build)
+    hf = load_or_raise(folder, build)
     pieces = {number: piece for piece, number in hf.get_vocab().items()}
     if len(pieces) <= len(hf.all_special_tokens):
         raise ModelError(
-            f"transformers found no vocabulary in {folder}: name its tokenizer_class in tokenizer_config.json"
+            f"transformers found no vocabulary in {folder}: set tokenizer_class in its tokenizer_config.json"
         )
     library = getattr(hf, "backend_tokenizer", None)
     described = isinstance(library, tokenizers.Tokenizer) and library.decoder is not None

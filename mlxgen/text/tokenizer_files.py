@@ -1,4 +1,4 @@
-"""What the files beside a vocabulary say: settings, added and special tokens, the chat template."""
+"""The files beside a vocabulary: settings, added and special tokens, the chat template."""
 
 import operator
 from collections.abc import Callable, Mapping
@@ -17,19 +17,19 @@ T = TypeVar("T")
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """tokenizer_config.json, with special_tokens_map.json merged in as transformers does. {} where neither exists."""
+    """Read tokenizer_config.json and merge special_tokens_map.json as transformers does. {} if neither exists."""
     path = folder / "tokenizer_config.json"
     settings = read_json(path, MAX_BYTES) if path.is_file() else {}
     path = folder / "special_tokens_map.json"
     special = read_json(path, MAX_BYTES) if path.is_file() else {}
-    # A config that lists its added tokens is the newer format and has the last word.
+    # A config that lists its added tokens has the newer format and takes precedence.
     return special | settings if "added_tokens_decoder" in settings else settings | special
 
 
 def add_tokens(library: tokenizers.Tokenizer, folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
-    """Add the tokens that the folder's other files name, in transformers' order, which decides their ids.
+    """Add the tokens that the settings and files list, in transformers' order, so that they get the same ids.
 
-    Returns the text of each special token by its role ("eos_token").
+    Returns the text of each special token by its role, such as "eos_token".
     """
     roles = {
         role: _added_token(value, folder, special=True)
@@ -44,13 +44,13 @@ def add_tokens(library: tokenizers.Tokenizer, folder: Path, settings: Mapping[st
     library.add_tokens(_listed_tokens(folder, settings, {token.content for token in special}))
     for token in special:
         known = {added.content for added in library.get_added_tokens_decoder().values()}
-        if token.content not in known:  # adding it again would replace its flags
+        if token.content not in known:  # adding a token again would replace its flags
             library.add_special_tokens([token])
     return {role: token.content for role, token in roles.items()}
 
 
 def _listed_tokens(folder: Path, settings: Mapping[str, Any], special: set[str]) -> list[tokenizers.AddedToken]:
-    """The added tokens that come with a number, in that order; the library numbers them from its own end on."""
+    """The added tokens that have ids, sorted by id. The library assigns ids from the end of its vocabulary on."""
     listed = settings.get("added_tokens_decoder")
     older = folder / "added_tokens.json"
     numbered: list[tuple[int, tokenizers.AddedToken]] = []
@@ -63,7 +63,7 @@ def _listed_tokens(folder: Path, settings: Mapping[str, Any], special: set[str])
                 for text, at in read_json(older, MAX_BYTES).items()
             ]
     except (AttributeError, TypeError, ValueError):
-        raise ModelError(f"the list of added tokens in {folder} is not readable: download it again") from None
+        raise ModelError(f"the list of added tokens in {folder} is invalid: download it again") from None
     return [token for _, token in sorted(numbered, key=operator.itemgetter(0))]
 
 
@@ -73,13 +73,14 @@ def _added_token(value: Any, folder: Path, *, special: bool) -> tokenizers.Added
     if isinstance(value, dict) and isinstance(value.get("content"), str):
         flags = {flag: bool(value[flag]) for flag in ("single_word", "lstrip", "rstrip", "normalized") if flag in value}
         return tokenizers.AddedToken(value["content"], special=special or bool(value.get("special")), **flags)
-    raise ModelError(f"the tokenizer settings in {folder} name a token that is not text: {value!r}")
+    raise ModelError(f"the tokenizer settings in {folder} have a token that is not text: {value!r}")
 
 
 def chat_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
+    """The source of the chat template: chat_template.jinja, or the one in the settings; None if there is none."""
     path = folder / "chat_template.jinja"
     if path.is_file():
-        return opened(path, lambda: path.read_text(encoding="utf-8"))
+        return load_or_raise(path, lambda: path.read_text(encoding="utf-8"))
     template = settings.get("chat_template")
     if isinstance(template, list):  # several, by name
         named = {item.get("name"): item.get("template") for item in template if isinstance(item, dict)}
@@ -87,8 +88,8 @@ def chat_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
     return template if isinstance(template, str) else None
 
 
-def opened(path: Path, build: Callable[[], T]) -> T:
-    """``build()``, with whatever goes wrong told in one line."""
+def load_or_raise(path: Path, build: Callable[[], T]) -> T:
+    """Call ``build()`` and convert any error to a one-line ModelError."""
     try:
         return build()
     except ImportError as error:
@@ -100,5 +101,5 @@ def opened(path: Path, build: Callable[[], T]) -> T:
         ) from error
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # the tokenizers library's panics derive from BaseException
+    except BaseException as error:  # panics of the tokenizers library derive from BaseException
         raise ModelError(f"cannot read the tokenizer file {path}: {reason_of(error)}") from error

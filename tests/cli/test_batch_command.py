@@ -67,7 +67,7 @@ def test_standard_input_and_plain_text(run_here: Callable[..., Result]) -> None:
         ({"prompt": 5}, "prompt must be text or a list of token ids"),
         ({"prompt": "a" * 33}, "the prompt has 33 tokens, more than the model's 32 positions"),
         ({"prompt": [999]}, "token id 999 is outside the vocabulary"),
-        ({"prompt": "\ud800"}, "half of a character"),
+        ({"prompt": "\ud800"}, "invalid character"),
         ({"prompt": "a", "temperature": -1}, "temperature must be 0"),
         ({"prompt": "a", "temperature": "hot"}, "temperature must be 0"),
         ({"prompt": "a", "max_tokens": "9"}, "max_tokens must be"),
