@@ -1,7 +1,7 @@
 """GPT-2-family text generation on MLX.
 
-Names are imported when they are first used, so that ``import mlxgen`` stays cheap. It has to come before any
-import of MLX: an optimised BLAS must be in the process first (see mlxgen.blas).
+Public names are imported when they are first used, so that ``import mlxgen`` is fast. Import mlxgen before MLX: on
+Linux, it has to load an optimized BLAS first (see mlxgen.blas).
 """
 
 import importlib
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlxgen import blas
 
-# In a checkout the other two parts stand beside this folder. An installed copy has them inside.
+# In a checkout, weights and cli are beside this folder; in an installed copy they are inside it.
 _here = Path(__file__).parent
 if not (_here / "weights").is_dir() and (_here.parent / "weights" / "load.py").is_file():
     __path__.append(str(_here.parent))
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from mlxgen.tracing.record import Trace as Trace
     from mlxgen.tracing.tracer import trace as trace
 
-# public name -> the module that defines it; the imports above tell the same to type checkers
+# public name -> the module that defines it; the imports above are the same for type checkers
 _DEFINED_IN = {
     "Answer": "generation.answer",
     "BatchGeneration": "generation.batching",
@@ -88,8 +88,8 @@ def __getattr__(name: str) -> Any:
     if name not in _DEFINED_IN:
         raise AttributeError(f"module 'mlxgen' has no attribute {name!r}")
     if _DEFINED_IN[name] != "errors":
-        blas.loaded_library()  # an invalid MLXGEN_BLAS is reported here, at the first real use
-        importlib.import_module("mlxgen.device")  # and so is an invalid MLXGEN_DEVICE
+        blas.loaded_library()  # raises OptionError for an invalid MLXGEN_BLAS, at the first use of a name
+        importlib.import_module("mlxgen.device")  # and for an invalid MLXGEN_DEVICE
     value = getattr(importlib.import_module(f"mlxgen.{_DEFINED_IN[name]}"), name)
     globals()[name] = value
     return value

@@ -1,10 +1,10 @@
-"""`python -m mlxgen` and the command `mlxgen`."""
+"""The entry point of `python -m mlxgen` and of the command `mlxgen`."""
 
 import sys
 
 
 def start() -> None:
-    """Run the terminal program; Ctrl-C while it is still being imported is told by the exit status alone."""
+    """Run the terminal program. Ctrl-C during its import ends it with status 130, without a message."""
     try:
         from mlxgen.cli.main import main
 

@@ -1,7 +1,7 @@
-"""Replacing a file as a whole: it is written beside its place and renamed into it, so a crash leaves the old one.
+"""Atomic file replacement: write a new file beside the old one, then rename it, so that a crash leaves the old one.
 
-A file that is being written is locked, and the system drops the lock with the process. So the next writer can tell what
-a killed process left behind, and removes it.
+A file is locked while it is being written, and the system releases the lock when the process ends. So the next writer
+can recognize and remove the files that a killed process left behind.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from pathlib import Path
 
 @contextmanager
 def replacing_file(path: str | Path) -> Iterator[Path]:
-    """Yield the path of an empty file beside ``path``, with the same suffix; when the block ends, it replaces ``path``.
+    """Yield the path of an empty file beside ``path``, with the same suffix. After the block it replaces ``path``.
 
-    If the block raises, ``path`` stays as it was and the new file is removed. Something that cannot be replaced, such
-    as a device or a pipe, is yielded itself. Raises OSError.
+    If the block raises, ``path`` is unchanged and the new file is removed. A path that cannot be replaced, such as a
+    device or a pipe, is yielded itself. Raises OSError.
     """
     path = Path(path)
     if path.is_dir():
@@ -31,7 +31,7 @@ def replacing_file(path: str | Path) -> Iterator[Path]:
         yield path
         return
     if path.is_symlink():
-        path = path.resolve()  # the file is replaced, not the link to it
+        path = path.resolve()  # replace the file, not the link
     remove_leftovers(path)
     part, descriptor = _locked_part(path)
     try:
@@ -47,7 +47,7 @@ def replacing_file(path: str | Path) -> Iterator[Path]:
 
 
 def remove_leftovers(path: Path) -> None:
-    """Remove what killed processes left of files that were to replace ``path``."""
+    """Remove unfinished replacements of ``path`` that killed processes left behind."""
     name = re.compile(rf"\.{re.escape(path.stem)}\.[0-9a-f]{{8}}\.part{re.escape(path.suffix)}")
     for part in path.parent.glob(f".{glob.escape(path.stem)}.*.part{glob.escape(path.suffix)}"):
         if name.fullmatch(part.name) is None:
@@ -55,18 +55,18 @@ def remove_leftovers(path: Path) -> None:
         with suppress(OSError):
             descriptor = os.open(part, os.O_RDWR)
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while its writer lives
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while its writer is running
                 part.unlink()
             finally:
                 os.close(descriptor)
 
 
 def _locked_part(path: Path) -> tuple[Path, int]:
-    """A new file beside ``path`` and its locked descriptor."""
+    """Create a file beside ``path``; returns its path and its locked descriptor."""
     while True:
         part = path.with_name(f".{path.stem}.{secrets.token_hex(4)}.part{path.suffix}")
         descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
-        # Before the lock is ours, another process may take the file for a leftover.
+        # Until it is locked, another process may remove the file as a leftover.
         if _is_locked(descriptor) and part.exists():
             return part, descriptor
         os.close(descriptor)
@@ -79,5 +79,5 @@ def _is_locked(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     except OSError:
-        return True  # this disk has no locks, so nobody removes the file either
+        return True  # the file system has no locks, so no other process removes the file either
     return True

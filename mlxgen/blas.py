@@ -1,8 +1,8 @@
-"""The BLAS that MLX's CPU backend computes with on Linux.
+"""The BLAS that MLX's CPU backend uses on Linux.
 
-MLX's Linux wheel carries the reference BLAS, which is far slower than the machine. An optimised BLAS loaded into the
-process *before* MLX takes its place, so ``mlxgen/__init__.py`` calls `install_hook` first of all, and this module never
-imports MLX. ``MLXGEN_BLAS=off`` keeps MLX's own; ``MLXGEN_BLAS=/path/to/library.so`` names another.
+MLX's Linux wheel includes the reference BLAS, which is much slower than an optimized one. An optimized BLAS takes its
+place if it is loaded into the process *before* MLX. So ``mlxgen/__init__.py`` first calls `install_hook`, and this
+module never imports MLX. ``MLXGEN_BLAS=off`` keeps MLX's BLAS; ``MLXGEN_BLAS=/path/to/library.so`` selects another.
 """
 
 import contextlib
@@ -16,9 +16,9 @@ import warnings
 from mlxgen.errors import OptionError
 
 WHEEL_BLAS = "cmeel.prefix/lib/libopenblas.so"  # in site-packages, from the dependency
-SYSTEM_BLAS = "libopenblas.so.0"  # what Linux distributions call theirs
-MKL = "libmkl_rt.so*"  # from the extra of that name: it reads memory faster for a single row
-MKL_THREADING_TBB = 4  # mkl_service.h; quicker for a single row than its OpenMP
+SYSTEM_BLAS = "libopenblas.so.0"  # its name in Linux distributions
+MKL = "libmkl_rt.so*"  # from the mkl extra; it reads memory faster in products of a single row
+MKL_THREADING_TBB = 4  # value from mkl_service.h; TBB is faster than OpenMP for a single row
 NEEDED_SYMBOL = "cblas_sgemm"
 
 _loaded: str | None = None
@@ -26,7 +26,7 @@ _problem: str | None = None
 
 
 class _BeforeMLX:
-    """Finds no module itself: it loads the BLAS at the moment MLX is looked for, and not where MLX never is."""
+    """An import hook that finds no modules, but loads the BLAS when MLX is about to be imported."""
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> None:
         if fullname in ("mlx", "mlx.core"):
@@ -34,18 +34,18 @@ class _BeforeMLX:
 
 
 def install_hook() -> None:
-    """See to it that `load_library` runs before MLX is imported; warn where it is too late for that (Linux only)."""
+    """Make `load_library` run before MLX is imported, or warn if MLX already was (Linux only)."""
     if _setting() == "off":
         return
-    if "mlx.core" in sys.modules:  # its symbols are bound already
-        late = "MLX was imported before mlxgen and keeps its own slow BLAS: import mlxgen first"
+    if "mlx.core" in sys.modules:  # its symbols are already bound
+        late = "MLX was imported before mlxgen and uses its own, slow BLAS; import mlxgen first"
         warnings.warn(late, RuntimeWarning, stacklevel=3)
     elif not any(isinstance(finder, _BeforeMLX) for finder in sys.meta_path):
         sys.meta_path.insert(0, _BeforeMLX())
 
 
 def load_library() -> None:
-    """Load the optimised BLAS for the whole process (Linux only). Never raises: see `loaded_library`."""
+    """Load an optimized BLAS into the process (Linux only). Never raises; `loaded_library` reports errors."""
     global _loaded, _problem
     setting = _setting()
     if setting == "off" or _loaded or _problem or "mlx.core" in sys.modules:
@@ -55,7 +55,7 @@ def load_library() -> None:
             _load(setting)
             _loaded = setting
         except OSError as error:
-            _problem = f"MLXGEN_BLAS: {error}. Set it to a BLAS library, to 'off', or not at all."
+            _problem = f"MLXGEN_BLAS: {error}. Set it to a BLAS library or to 'off', or unset it."
         return
     for candidate in _default_libraries():
         with contextlib.suppress(OSError):
@@ -65,9 +65,9 @@ def load_library() -> None:
 
 
 def loaded_library() -> str | None:
-    """The BLAS library that is loaded, or None where MLX uses its own.
+    """The loaded BLAS library, or None if MLX uses its own. Loads it first if necessary.
 
-    Raises OptionError when MLXGEN_BLAS names a library that cannot be loaded.
+    Raises OptionError if MLXGEN_BLAS is set to a library that cannot be loaded.
     """
     load_library()
     if _problem:
@@ -82,12 +82,12 @@ def _setting() -> str:
 
 
 def _default_libraries() -> list[str]:
-    """Libraries that are safe to load here, best first."""
-    # pip puts it into the folder that has python3.x/site-packages in it
+    """The libraries that are safe to load on this machine, best first."""
+    # pip installs MKL into the folder that contains python3.x/site-packages
     places = (os.path.join(glob.escape(folder), "..", "..", MKL) for folder in sys.path)
     mkl = [os.path.normpath(found) for place in places for found in sorted(glob.glob(place), reverse=True)][:1]
     if platform.machine() != "x86_64" or not _has_avx2():
-        return [*mkl, SYSTEM_BLAS]  # without AVX2 the wheel's would end the process with an illegal instruction
+        return [*mkl, SYSTEM_BLAS]  # without AVX2, the wheel's BLAS would crash with an illegal instruction
     wheels = [os.path.join(folder, WHEEL_BLAS) for folder in sys.path]
     return [*mkl, *filter(os.path.isfile, wheels), SYSTEM_BLAS]
 
@@ -117,7 +117,7 @@ def _load(path: str) -> None:
 
 
 def _load_tbb(folder: str) -> bool:
-    """Give MKL the threads that its wheel comes with."""
+    """Load the TBB library from MKL's wheel, for MKL's threads; returns whether it was found."""
     try:
         ctypes.CDLL(os.path.join(folder, "libtbb.so.12"), mode=ctypes.RTLD_GLOBAL)
     except OSError:
@@ -126,10 +126,10 @@ def _load_tbb(folder: str) -> bool:
 
 
 def _load_gfortran() -> bool:
-    """Give OpenBLAS the Fortran runtime that a slim Linux lacks, from MLX's own wheel.
+    """Load the Fortran runtime that OpenBLAS needs from MLX's wheel; returns whether it worked.
 
-    The wheel's copy names itself ``libgfortran-HASH.so.5.0.0``. The loader matches by that name, so a copy in
-    memory is loaded under the plain one.
+    The wheel's file has the internal name ``libgfortran-HASH.so.5.0.0``. The loader matches libraries by this name, so
+    a copy in memory is loaded with the usual name instead.
     """
     from pathlib import Path
 

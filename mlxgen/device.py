@@ -1,8 +1,8 @@
-"""The device that computes: its type, how weights lie in its memory, and what is compiled for it.
+"""The device that computes: the choice of it, and what differs between Metal and the CPU backend.
 
-MLX's CPU backend sends only float32 products to the BLAS, and computes other types far slower: see `compute_dtype`.
-``MLXGEN_DEVICE=cpu`` or ``gpu`` chooses the device, here and in every process that is started from here; unset, MLX
-chooses the GPU where there is one. It is read when this module is imported, before mlxgen makes an array.
+MLX's CPU backend uses the BLAS only for float32 and is far slower with other types: see `compute_dtype`.
+``MLXGEN_DEVICE=cpu`` or ``gpu`` chooses the device; if it is unset, MLX uses the GPU if there is one. It is read when
+this module is imported, before mlxgen creates an array, and child processes inherit it.
 ``MLXGEN_COMPILE``: see `compiles_steps`.
 """
 
@@ -28,12 +28,12 @@ _wired = _limit_before = 0
 
 
 def choose_device() -> None:
-    """Make MLXGEN_DEVICE, if it is set, MLX's default device. Raises OptionError for a device that there is not."""
+    """Make MLXGEN_DEVICE, if set, MLX's default device. Raises OptionError if there is no such device."""
     setting = os.environ.get("MLXGEN_DEVICE", "").lower()
     if setting not in ("", "cpu", "gpu"):
         raise OptionError(f"MLXGEN_DEVICE must be cpu or gpu, not {setting!r}")
     if setting == "gpu" and not mx.is_available(mx.gpu):
-        raise OptionError("MLXGEN_DEVICE=gpu: MLX finds no GPU here; set it to cpu, or not at all")
+        raise OptionError("MLXGEN_DEVICE=gpu: MLX finds no GPU; set it to cpu, or unset it")
     if setting:
         mx.set_default_device(mx.gpu if setting == "gpu" else mx.cpu)
 
@@ -47,15 +47,15 @@ def on_cpu() -> bool:
 
 
 def compute_dtype(stored: mx.Dtype) -> mx.Dtype:
-    """The type to compute in: float32 on the CPU backend (others are far slower there), elsewhere as stored."""
+    """The type to compute in: float32 on the CPU backend, where other types are far slower; else as stored."""
     return mx.float32 if on_cpu() else stored
 
 
 def lay_out_weights(decoder: nn.Module) -> None:
-    """Lay out a decoder's weights for this device; their shapes and values stay as they are.
+    """Change the memory layout of a decoder's weights to suit the device. Shapes and values stay the same.
 
-    On the CPU, products of few rows are as fast as memory is read, and the BLAS reads a matrix that lies in memory as
-    [in, out] up to twice as fast as one that lies as [out, in]. One weight at a time exists twice.
+    On the CPU, the speed of products with few rows is limited by reading memory, and the BLAS reads a matrix that is
+    stored as [in, out] up to twice as fast as one stored as [out, in]. Only one weight at a time is duplicated.
     """
     if not on_cpu():
         return
@@ -63,17 +63,17 @@ def lay_out_weights(decoder: nn.Module) -> None:
     for name, module in decoder.named_modules():
         is_matrix = type(module) is nn.Linear or name.endswith("wte")
         if is_matrix and not memoryview(module.weight.T).c_contiguous:
-            # Block by block, so that what is read across the rows stays in the CPU's cache.
+            # Block by block, so that reads across the rows stay within the CPU's cache.
             blocks = mx.split(module.weight, range(BLOCK, module.weight.shape[0], BLOCK))
             module.weight = mx.contiguous(mx.concatenate([block.T for block in blocks], axis=1)).T
             mx.eval(module.weight)
 
 
 def compiles_steps() -> bool:
-    """Whether a decode step is compiled: on Metal, where each operation less is a kernel less to launch.
+    """Whether decode steps are compiled. They are on Metal, where this saves kernel launches.
 
-    On the CPU it gains next to nothing, and MLX would run a C++ compiler first. ``MLXGEN_COMPILE=on`` has it so where
-    there is one; ``off`` leaves Metal's steps as they are.
+    On the CPU it gains almost nothing, and MLX would have to run a C++ compiler first. ``MLXGEN_COMPILE=on`` compiles
+    steps on the CPU as well, if there is a C++ compiler; ``off`` turns compilation off on Metal.
     """
     setting = os.environ.get("MLXGEN_COMPILE", "").lower()
     if on_cpu():
@@ -82,15 +82,15 @@ def compiles_steps() -> bool:
 
 
 def fused(function: Callable[[mx.array], mx.array]) -> Callable[[mx.array], mx.array]:
-    """An elementwise function as one kernel on Metal; on the CPU, where that takes a C++ compiler, as it is."""
+    """Compile an elementwise function to one kernel on Metal. On the CPU, where this needs a compiler, do nothing."""
     return function if on_cpu() else partial(mx.compile, shapeless=True)(function)
 
 
 @contextlib.contextmanager
 def wired_memory() -> Iterator[None]:
-    """While the body runs, let Metal keep the weights resident, as much as it recommends, as mlx-lm does.
+    """Let Metal keep the weights resident while the body runs, up to its recommended limit, as mlx-lm does.
 
-    Several at a time share it: the first one sets Metal's limit, and the last one restores it.
+    Overlapping uses share the limit: the first one sets it, and the last one restores it.
     """
     global _wired, _limit_before
     if on_cpu() or not mx.metal.is_available():
@@ -106,23 +106,23 @@ def wired_memory() -> Iterator[None]:
         with _wiring:
             _wired -= 1
             if _wired == 0:
-                mx.synchronize()  # what still runs may need it
+                mx.synchronize()  # running work may still need it
                 mx.set_wired_limit(_limit_before)
 
 
 def device_name() -> str:
-    """The device in words, such as "Apple M2 (gpu)"."""
+    """The name of the device, such as "Apple M2 (gpu)"."""
     kind = "cpu" if on_cpu() else "gpu"
     name = mx.device_info().get("device_name", platform.machine())
     return f"{name} ({kind})"
 
 
 def free_memory() -> int:
-    """Bytes that may still be taken: what Metal recommends, or what the system has free."""
+    """How many bytes are available: of Metal's recommended limit, or of the system's memory on the CPU."""
     if not on_cpu():
         return int(mx.device_info()["max_recommended_working_set_size"]) - mx.get_active_memory()
     with contextlib.suppress(OSError, StopIteration), open(MEMORY_FACTS) as facts:
-        # Linux: what is free, and what it gives back from its caches of files
+        # Linux: free memory, including file caches that the system can release
         return 1024 * next(int(line.split()[1]) for line in facts if line.startswith("MemAvailable:"))
     pages = "SC_AVPHYS_PAGES" if "SC_AVPHYS_PAGES" in os.sysconf_names else "SC_PHYS_PAGES"
     return os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE")

@@ -1,6 +1,6 @@
 """The number types of checkpoints: one table of their names and sizes.
 
-MLX is imported only where a type of MLX is asked for, so that a file's header can be read without it.
+MLX is imported only for its own types, so that a file's header can be read without it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class DType:
 
     @property
     def mlx(self) -> mx.Dtype:
-        """MLX's type. Raises AttributeError where MLX has none, as for 8-bit floats."""
+        """The MLX type. Raises AttributeError if MLX has none, as for 8-bit floats."""
         import mlx.core as mx
 
         dtype: mx.Dtype = getattr(mx, "bool_" if self.name == "bool" else self.name)
@@ -33,10 +33,10 @@ FLOAT32 = DType("F32", "float32", 4)
 FLOAT16 = DType("F16", "float16", 2)
 BFLOAT16 = DType("BF16", "bfloat16", 2)
 
-#: The types that unpacked weights may have.
+#: The types that weights may have if they are not quantized.
 WEIGHT_TYPES = (FLOAT32, FLOAT16, BFLOAT16)
 
-#: Every type that a header may name. Types of less than a byte do not occur in checkpoints of GPT-2.
+#: Every type that a header may have. Types of less than a byte do not occur in GPT-2 checkpoints.
 TABLE = (
     *WEIGHT_TYPES,
     DType("F64", "float64", 8),
@@ -57,5 +57,5 @@ BY_NAME = {dtype.name: dtype for dtype in TABLE}
 
 
 def name_of(dtype: mx.Dtype) -> str:
-    """The name of one of MLX's types: "float32"."""
+    """The name of an MLX type, such as "float32"."""
     return str(dtype).removeprefix("mlx.core.").removesuffix("_")

@@ -1,12 +1,12 @@
-"""What goes wrong, in one line: what it is, where, and the way out."""
+"""mlxgen's errors. Each message is one line that states the cause and what to do."""
 
 
 class MlxgenError(Exception):
-    """Base of every error that mlxgen raises on purpose. Its text is one line a user can act on."""
+    """The base class of mlxgen's errors. Its message is one line that tells the user what to do."""
 
 
 class OptionError(MlxgenError, ValueError):
-    """An option or argument that cannot be used as given (the terminal exits with status 2)."""
+    """An invalid option or argument (the terminal exits with status 2)."""
 
 
 class ModelError(MlxgenError):
@@ -28,14 +28,15 @@ def check_whole(name: str, value: object, least: int) -> None:
 
 
 def reason_of(error: BaseException, width: int = 200) -> str:
-    """Why something failed, short and on one line: the system's words for an OSError, else the message's first line.
+    """The reason for an error, on one short line.
 
-    The name of the error's type stands in for an empty message.
+    This is the system's text for an OSError, otherwise the first line of the message, or the type's name if the message
+    is empty.
     """
     text = getattr(error, "strerror", None) or str(error).strip() or type(error).__name__
     return str(text).splitlines()[0].strip()[:width]
 
 
 def printable(name: str, width: int = 80) -> str:
-    """A name from an untrusted file, escaped and cut so that it fits into a one-line message."""
+    """Escape and shorten a name from an untrusted file for a one-line message."""
     return name[:width] if name.isprintable() else ascii(name)[1:-1][:width]

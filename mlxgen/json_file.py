@@ -1,4 +1,4 @@
-"""Reading a JSON file that nobody vouches for: its size is limited, and errors name the file."""
+"""Reading untrusted JSON files: their size is limited, and errors name the file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_BYTES = 8 << 20
 
 
 def read_json(path: Path, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
-    """Read a file that must hold one JSON object of at most ``max_bytes``. Raises ModelError."""
+    """Read a file that contains one JSON object, of at most ``max_bytes``. Raises ModelError."""
     try:
         with path.open("rb") as file:
             data = file.read(max_bytes + 1)
@@ -27,12 +27,12 @@ def read_json(path: Path, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
     except ValueError as error:  # JSONDecodeError, UnicodeDecodeError, a number of too many digits
         raise ModelError(f"{path}: not valid JSON ({reason_of(error)}); download it again") from None
     if not isinstance(value, dict):
-        raise ModelError(f"{path}: must hold a JSON object, but holds {describe(value)}")
+        raise ModelError(f"{path}: must contain a JSON object, but contains {describe(value)}")
     return value
 
 
 def describe(value: Any) -> str:
-    """A value from a JSON file in a few words, on one line."""
+    """Describe a value from a JSON file in a few words, for a one-line message."""
     if type(value) is int and value.bit_length() > 128:
         return "a number far too large"
     if isinstance(value, (dict, list)):

@@ -1,4 +1,4 @@
-"""A loaded model: the record that every verb takes first."""
+"""Loaded models: the Model record, load(), and a model's prompts as token ids."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mlxgen.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What generation needs. `end_tokens` are the token ids that end an answer."""
+    """A loaded model. end_tokens: the token ids that end an answer."""
 
     name: str
     config: GPT2Config
@@ -31,8 +31,8 @@ class Model:
 def load(name: str = "fairy-tales", *, revision: str | None = None) -> Model:
     """Open a model: "fairy-tales" (bundled), a local folder, a hub id, or an alias such as "gpt2".
 
-    revision: a branch, tag or commit on the hub. What is missing is downloaded into huggingface_hub's cache. Raises
-    ModelError with the reason and the way out.
+    revision: a branch, tag or commit on the hub. Missing files are downloaded into huggingface_hub's cache. Raises
+    ModelError with the reason and what to do.
     """
     from mlxgen.weights import open_model
 
@@ -40,14 +40,17 @@ def load(name: str = "fairy-tales", *, revision: str | None = None) -> Model:
 
 
 def encode_prompt(model: Model, prompt: object) -> list[int]:
-    """The ids of text, or of a list or array of ids. Raises OptionError for anything else, or ids of no token."""
+    """The token ids of a prompt, which is text, or a list or array of ids.
+
+    Raises OptionError for anything else, and for ids outside the vocabulary.
+    """
     if isinstance(prompt, bytes) or not isinstance(prompt, Iterable):
         raise OptionError(f"a prompt must be text or a list of token ids, not {type(prompt).__name__}")
     ids: list[Any]
     if isinstance(prompt, str):
         ids = model.tokenizer.encode(prompt)
     else:
-        ids = prompt.tolist() if hasattr(prompt, "tolist") else list(prompt)  # MLX's and NumPy's arrays
+        ids = prompt.tolist() if hasattr(prompt, "tolist") else list(prompt)  # MLX or NumPy array
     size = model.config.vocab_size
     for token in ids:
         if isinstance(token, bool) or not isinstance(token, Integral) or not 0 <= int(token) < size:
@@ -56,13 +59,13 @@ def encode_prompt(model: Model, prompt: object) -> list[int]:
 
 
 def start_token(model: Model) -> int:
-    """The token that an empty prompt begins with: the model's start token, or else an end token, as in transformers.
+    """The token for an empty prompt: the model's start token, otherwise an end token, as in transformers.
 
-    Raises OptionError for a model that has neither.
+    Raises OptionError if the model has neither.
     """
     start = model.config.bos_token_id
     if start is None:
         start = min(model.end_tokens, default=None)
     if start is None:
-        raise OptionError("the prompt is empty and the model has no start or end token to begin from; give a prompt")
+        raise OptionError("the prompt is empty, and the model has no start or end token to begin with; give a prompt")
     return start

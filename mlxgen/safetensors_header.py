@@ -1,7 +1,7 @@
-"""What a safetensors file says it holds, read and checked without touching its data.
+"""Reading and checking the header of a safetensors file, without reading its data.
 
-A file is 8 bytes (the header's length, little-endian), the header (JSON: the type, shape and place of each tensor) and
-the data. Files are untrusted: every number is checked against the file's real size.
+A file consists of 8 bytes (the length of the header, little-endian), the header (JSON: the type, shape and offsets of
+each tensor) and the data. Files are untrusted: every number is checked against the actual file size.
 
 `safetensors.safe_open` makes the same checks, but imports NumPy, which would add 0.1 s to the start of every command.
 """
@@ -22,12 +22,12 @@ MAX_DIMENSIONS = 8
 
 
 class HeaderError(MlxgenError):
-    """A header that is damaged or does not fit its file. The message names what is wrong, but not the file."""
+    """A header that is damaged or does not match its file. The message does not include the file name."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """One tensor as the header describes it."""
+    """The header's entry of one tensor."""
 
     dtype: str  # safetensors' tag: "F32", "F16", "BF16", "U32", …
     shape: tuple[int, ...]
@@ -39,6 +39,8 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True)
 class Header:
+    """The content of a header: the entry of each tensor by its name, and the metadata."""
+
     tensors: dict[str, TensorEntry]
     metadata: dict[str, str]
 
@@ -46,14 +48,14 @@ class Header:
 def read_header(file: Path) -> Header:
     """Read and check the header of a safetensors file. Raises HeaderError, and OSError for a file that cannot be read.
 
-    The tensors must fill the data without gaps or overlaps, as the safetensors library demands.
+    The tensors must fill the data without gaps or overlaps, as the safetensors library requires.
     """
     with file.open("rb") as stream:
         size = stream.seek(0, 2)
         stream.seek(0)
         length = int.from_bytes(stream.read(8), "little")
         if size < 8 or length > min(size - 8, MAX_BYTES):
-            raise HeaderError("not a complete safetensors file (the header does not fit)")
+            raise HeaderError("not a complete safetensors file (the header is longer than the file)")
         text = stream.read(length)
     try:
         content = json.loads(text.decode("utf-8"))
@@ -71,7 +73,7 @@ def read_header(file: Path) -> Header:
 
 
 def _checked(name: str, entry: Any, spans: list[tuple[int, int, str]]) -> TensorEntry:
-    """One entry of the header. Adds its place in the data to ``spans``."""
+    """Check one entry of the header. Adds its offsets in the data to ``spans``."""
     where = printable(name)
     try:
         tag, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
@@ -80,7 +82,7 @@ def _checked(name: str, entry: Any, spans: list[tuple[int, int, str]]) -> Tensor
     except (KeyError, TypeError, ValueError):
         raise HeaderError(f"{where}: the entry in the header is damaged") from None
     if dtype is None:
-        raise HeaderError(f"{where}: has the unknown type {printable(str(tag), 20)}")
+        raise HeaderError(f"{where}: unknown type {printable(str(tag), 20)}")
     if not whole or len(shape) > MAX_DIMENSIONS or end - begin != math.prod(shape) * dtype.itemsize:
         raise HeaderError(f"{where}: the entry in the header is damaged")
     spans.append((begin, end, where))
@@ -88,13 +90,13 @@ def _checked(name: str, entry: Any, spans: list[tuple[int, int, str]]) -> Tensor
 
 
 def _check_spans(spans: list[tuple[int, int, str]], data_bytes: int) -> None:
-    """Refuse tensors that overlap, leave gaps, or do not end where the file does."""
+    """Raise HeaderError if the tensors overlap, leave gaps, or do not end at the end of the file."""
     filled = 0
     for begin, end, where in sorted(spans):
         if begin != filled:
             raise HeaderError(f"{where}: does not begin where the tensor before it ends")
         filled = end
     if filled > data_bytes:
-        raise HeaderError(f"cut off ({filled - data_bytes} bytes are missing)")
+        raise HeaderError(f"the file is cut off ({filled - data_bytes} bytes are missing)")
     if filled < data_bytes:
         raise HeaderError(f"its last {data_bytes - filled} bytes belong to no tensor")

@@ -1,7 +1,7 @@
-"""How likely is a text: teacher forcing, every position at once.
+"""Scoring: how likely a given text is under a model (teacher forcing).
 
-The text is known, so one parallel pass gives all positions' logits, and each token is looked up in the distribution
-that its predecessor's position predicts. Nothing is sampled.
+The text is known, so one pass computes the logits of all positions in parallel. Each token is then looked up in the
+distribution predicted at the position before it. Nothing is sampled.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from mlxgen.generation.request import Progress
 from mlxgen.model import Model, encode_prompt, start_token
 from mlxgen.sampling.softmax import log_softmax
 
-HEAD_CHUNK = 256  # positions whose logits are in memory at once: 50 MB for GPT-2's vocabulary in float32
+HEAD_CHUNK = 256  # positions whose logits are in memory at a time: 50 MB for GPT-2's vocabulary in float32
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
     """How likely a text is under the model.
 
-    tokens: the text's ids, without the context and the start token. logprobs: natural logs, one a token. ranks: 1 where
-    the token was the model's first choice, ties going to the lower id. Both are None for a token that nothing in its
-    window precedes: the first one without a start token, and a window's first when the stride is a whole window.
-    n_bytes: length in UTF-8 of what was scored; tokens that are parts of characters count with their own bytes.
+    tokens: the ids of the text, without the context and the start token. logprobs: each token's log-probability
+    (natural logarithm). ranks: 1 if the token was the model's most probable one; ties go to the lower id. Both are None
+    for a token with no token before it in its window: the first token if there is no start token, and the first of each
+    window if the stride is a whole window. n_bytes: UTF-8 length of the scored tokens; a token that is a part of a
+    character counts its own bytes.
     """
 
     text: str
@@ -54,7 +55,7 @@ class Score:
 
     @property
     def perplexity(self) -> float:
-        """exp(loss), infinite where that is more than a float holds."""
+        """exp(loss); infinite if that is too large for a float."""
         try:
             return math.exp(self.loss)
         except OverflowError:
@@ -62,13 +63,13 @@ class Score:
 
     @property
     def bits_per_byte(self) -> float:
-        """Bits for each byte scored: comparable between models of different vocabularies. Infinite for no bytes."""
+        """Bits per scored byte, comparable between models with different vocabularies. Infinite for no bytes."""
         return -self.total / math.log(2) / self.n_bytes if self.n_bytes else math.inf
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Tokens begin to end are processed together; those from `first` on are scored in it."""
+    """Tokens that are processed together: from `begin` up to `end`. Those from `first` on are scored."""
 
     begin: int
     end: int
@@ -76,8 +77,10 @@ class Window:
 
 
 def windows(n: int, size: int, stride: int) -> Iterator[Window]:
-    """Windows of at most `size` over n tokens, each `stride` further, every token scored once: in the first window that
-    holds it, which is the rule of transformers' perplexity guide."""
+    """Windows of at most `size` tokens over n tokens, each `stride` after the one before.
+
+    Each token is scored once, in the first window that contains it, as in transformers' perplexity guide.
+    """
     done = 0
     for begin in range(0, n, stride):
         end = min(begin + size, n)
@@ -96,14 +99,15 @@ def score(
     bos: bool = True,
     progress: Progress | None = None,
 ) -> Score:
-    """Score a text or token ids: log-probability and rank of each token, given all before it.
+    """Score a text or token ids: compute each token's log-probability and rank, given all tokens before it.
 
-    context: what comes before the text and is not scored itself; it is tokenized on its own. bos: without a context,
-    the first token is conditioned on the model's start token (GPT-2's end token); False leaves it unscored.
-    stride: a text longer than the position table is read in windows of the table's length, each this many tokens
-    further (at least 1, at most the table; by default half of it). Smaller strides give each token more context, and
-    take longer. progress is called with (tokens done, tokens in all).
-    Raises OptionError for bad options, ids outside the vocabulary and text without a token to score.
+    context: text or ids before the text; it is tokenized separately and not scored. bos: without a context, condition
+    the first token on the model's start token (GPT-2's end token); False leaves the first token unscored.
+    stride: a text longer than the position table is read in windows of the table's length, each `stride` tokens after
+    the one before (from 1 to the table's length, by default half of it). A smaller stride gives each token more context
+    and takes longer. progress is called with (tokens done, total tokens).
+    Raises OptionError for invalid options, ids outside the vocabulary and text without a token to score, and
+    NumericError for logits that are not finite.
     """
     size = model.config.n_positions
     stride = max(size // 2, 1) if stride is None else stride
@@ -115,7 +119,9 @@ def score(
     if not tokens:
         raise OptionError("there is nothing to score: the text is empty")
     if len(before) + len(tokens) < 2:
-        raise OptionError("a single token has nothing before it to be scored by; give a context, or the start token")
+        raise OptionError(
+            "a single token cannot be scored without a token before it; give a context, or use the start token"
+        )
     logprobs, ranks = _score_tokens(model, before + tokens, len(before), stride, progress)
     shown = text if isinstance(text, str) else model.tokenizer.decode(tokens)
     if isinstance(text, str) and None not in logprobs:
@@ -131,7 +137,7 @@ def _start(model: Model) -> list[int]:
         return [start_token(model)]
     except OptionError:
         raise OptionError(
-            "the model has no start or end token for the first token to follow; score without it"
+            "the model has no start or end token to put before the first token; score without one"
             " (bos=False, in the terminal --no-bos) or give a context"
         ) from None
 
@@ -139,12 +145,12 @@ def _start(model: Model) -> list[int]:
 def _score_tokens(
     model: Model, tokens: list[int], skip: int, stride: int, progress: Progress | None
 ) -> tuple[list[float | None], list[int | None]]:
-    """Log-probabilities and ranks of tokens[skip:]."""
+    """The log-probabilities and ranks of tokens[skip:]."""
     n = len(tokens)
     logprobs: list[float | None] = [None] * n
     ranks: list[int | None] = [None] * n
     for window in windows(n, model.config.n_positions, stride):
-        first = max(window.first, window.begin + 1, skip)  # the window's own first token has nothing before it
+        first = max(window.first, window.begin + 1, skip)  # no token comes before the window's first one
         if first < window.end:
             ids = mx.array([tokens[window.begin : window.end]])
             hidden = model.decoder.hidden(ids)[0]  # [L, D]
@@ -167,7 +173,7 @@ def _score_tokens(
 
 
 def _look_up(logits: mx.array, targets: mx.array) -> tuple[mx.array, mx.array]:
-    """Log-probability and rank (from 1, ties to the lower id) of each target: [L, V], [L] -> [L] each."""
+    """The log-probability and rank of each target (from 1, ties to the lower id): [L, V], [L] -> [L] each."""
     own = mx.take_along_axis(logits, targets[:, None], axis=-1)  # [L, 1]
     better = mx.sum(logits > own, axis=-1)
     level = mx.sum((logits == own) & (mx.arange(logits.shape[-1]) < targets[:, None]), axis=-1)

@@ -28,8 +28,8 @@ def test_a_file_over_the_limit_is_not_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        (b"[1]", "must hold a JSON object, but holds a list"),
-        (b'"x"', 'must hold a JSON object, but holds "x"'),
+        (b"[1]", "must contain a JSON object, but contains a list"),
+        (b'"x"', 'must contain a JSON object, but contains "x"'),
         (b"{", "not valid JSON"),
         (b'{"a": "\xff"}', "not valid JSON"),
         (b"[" * 100_000, "nested too deeply"),
