@@ -3,26 +3,37 @@
 MLX's Linux wheel includes the reference BLAS, which is much slower than an optimized one. An optimized BLAS takes its
 place if it is loaded into the process *before* MLX. So ``mlxgen/__init__.py`` first calls `install_hook`, and this
 module never imports MLX. ``MLXGEN_BLAS=off`` keeps MLX's BLAS; ``MLXGEN_BLAS=/path/to/library.so`` selects another.
+
+OpenBLAS is slow in products of a single row, which are what a decode step consists of. If mlxgen was installed with a C
+compiler, ``sgemm.c`` is loaded in front of it and passes such products to its sgemv: see `is_quick_for_a_row`.
 """
 
 import contextlib
 import ctypes
-import glob
 import os
 import platform
 import sys
 import warnings
+from importlib.machinery import EXTENSION_SUFFIXES
 
 from mlxgen.errors import OptionError
 
-WHEEL_BLAS = "cmeel.prefix/lib/libopenblas.so"  # in site-packages, from the dependency
+# In site-packages, from the dependency. On x86-64 the build with standard names, which works without a C compiler. That
+# build needs the newest CPUs on arm64, so there it is NumPy's, which chooses its kernels at run time.
+WHEEL_BLAS = {
+    "x86_64": "cmeel.prefix/lib/libopenblas.so",
+    "aarch64": "scipy_openblas32/lib/libscipy_openblas.so",
+}
 SYSTEM_BLAS = "libopenblas.so.0"  # its name in Linux distributions
-MKL = "libmkl_rt.so*"  # from the mkl extra; it reads memory faster in products of a single row
-MKL_THREADING_TBB = 4  # value from mkl_service.h; TBB is faster than OpenMP for a single row
 NEEDED_SYMBOL = "cblas_sgemm"
+PREFIXES = ("", "scipy_")  # of OpenBLAS's names; MLX can use the second only through sgemm.c
+
+# The most rows for which sgemv on one thread is as fast as sgemm on both of two.
+FEW_ROWS = 4
 
 _loaded: str | None = None
 _problem: str | None = None
+_few_rows: ctypes.CDLL | None = None
 
 
 class _BeforeMLX:
@@ -75,6 +86,12 @@ def loaded_library() -> str | None:
     return _loaded
 
 
+def is_quick_for_a_row() -> bool:
+    """Whether products of one row read a matrix once, whichever way it lies in memory."""
+    load_library()
+    return _few_rows is not None
+
+
 def _setting() -> str:
     """MLXGEN_BLAS; "off" wherever the system is not Linux."""
     setting = os.environ.get("MLXGEN_BLAS", "")
@@ -83,13 +100,11 @@ def _setting() -> str:
 
 def _default_libraries() -> list[str]:
     """The libraries that are safe to load on this machine, best first."""
-    # pip installs MKL into the folder that contains python3.x/site-packages
-    places = (os.path.join(glob.escape(folder), "..", "..", MKL) for folder in sys.path)
-    mkl = [os.path.normpath(found) for place in places for found in sorted(glob.glob(place), reverse=True)][:1]
-    if platform.machine() != "x86_64" or not _has_avx2():
-        return [*mkl, SYSTEM_BLAS]  # without AVX2, the wheel's BLAS would crash with an illegal instruction
-    wheels = [os.path.join(folder, WHEEL_BLAS) for folder in sys.path]
-    return [*mkl, *filter(os.path.isfile, wheels), SYSTEM_BLAS]
+    machine = platform.machine()
+    if machine == "x86_64" and not _has_avx2():
+        return [SYSTEM_BLAS]  # without AVX2, the wheel's BLAS would crash with an illegal instruction
+    wheels = [os.path.join(folder, WHEEL_BLAS[machine]) for folder in sys.path if machine in WHEEL_BLAS]
+    return [*filter(os.path.isfile, wheels), SYSTEM_BLAS]
 
 
 def _has_avx2() -> bool:
@@ -102,26 +117,38 @@ def _has_avx2() -> bool:
 
 
 def _load(path: str) -> None:
-    is_mkl = os.path.basename(path).startswith("libmkl_rt.")
-    has_tbb = is_mkl and _load_tbb(os.path.dirname(path))
     try:
-        library = ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+        library = ctypes.CDLL(path)
     except OSError as error:
         if "libgfortran" not in str(error) or not _load_gfortran():
             raise
-        library = ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
-    if not hasattr(library, NEEDED_SYMBOL):
+        library = ctypes.CDLL(path)
+    prefix = next((prefix for prefix in PREFIXES if hasattr(library, prefix + NEEDED_SYMBOL)), None)
+    if prefix is None:
         raise OSError(f"{path} has no {NEEDED_SYMBOL}")
-    if has_tbb:
-        library.MKL_Set_Threading_Layer(MKL_THREADING_TBB)
+    in_front = _load_few_rows(library, prefix)  # of the library, so that MLX finds its sgemm first
+    if prefix and not in_front:
+        raise OSError(f"{path} can be used only where mlxgen was installed with a C compiler")
+    ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
 
 
-def _load_tbb(folder: str) -> bool:
-    """Load the TBB library from MKL's wheel, for MKL's threads; returns whether it was found."""
-    try:
-        ctypes.CDLL(os.path.join(folder, "libtbb.so.12"), mode=ctypes.RTLD_GLOBAL)
-    except OSError:
+def _load_few_rows(library: ctypes.CDLL, prefix: str) -> bool:
+    """Load the compiled sgemm.c in front of an OpenBLAS. Return False if it was not compiled, or for another BLAS."""
+    global _few_rows
+    here = os.path.dirname(__file__)
+    compiled = next((f for s in EXTENSION_SUFFIXES if os.path.isfile(f := os.path.join(here, "_sgemm" + s))), None)
+    if compiled is None or not hasattr(library, prefix + "openblas_set_num_threads"):
         return False
+    try:
+        few_rows = ctypes.CDLL(compiled, mode=ctypes.RTLD_GLOBAL)
+    except OSError:  # built for another machine
+        return False
+    names = ("cblas_sgemm", "cblas_sgemv", "openblas_set_num_threads")
+    functions = (ctypes.cast(getattr(library, prefix + name), ctypes.c_void_p) for name in names)
+    threads = getattr(library, prefix + "openblas_get_num_threads")()
+    # Half of the cores read memory about as fast as all, and a busy neighbour does not hold them up.
+    few_rows.mlxgen_use(*functions, threads, max(1, threads // 2), FEW_ROWS if threads <= 2 else 1)
+    _few_rows = few_rows
     return True
 
 

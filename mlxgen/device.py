@@ -19,6 +19,7 @@ from functools import partial
 import mlx.core as mx
 import mlx.nn as nn
 
+from mlxgen import blas
 from mlxgen.errors import OptionError
 
 MEMORY_FACTS = "/proc/meminfo"
@@ -54,10 +55,11 @@ def compute_dtype(stored: mx.Dtype) -> mx.Dtype:
 def lay_out_weights(decoder: nn.Module) -> None:
     """Change the memory layout of a decoder's weights to suit the device. Shapes and values stay the same.
 
-    On the CPU, the speed of products with few rows is limited by reading memory, and the BLAS reads a matrix that is
-    stored as [in, out] up to twice as fast as one stored as [out, in]. Only one weight at a time is duplicated.
+    On the CPU, products of few rows are limited by reading memory. OpenBLAS's sgemm reads a matrix that is stored as
+    [in, out] up to twice as fast as one stored as [out, in]; its sgemv, where it is used (see mlxgen.blas), reads both
+    at full speed. Only one weight at a time is duplicated.
     """
-    if not on_cpu():
+    if not on_cpu() or blas.is_quick_for_a_row():
         return
     BLOCK = 256  # rows
     for name, module in decoder.named_modules():

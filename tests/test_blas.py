@@ -14,7 +14,7 @@ from mlxgen import blas
 from .support.processes import fresh
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere MLX has a BLAS of its own")
-WHEEL = next((p for p in (Path(f, blas.WHEEL_BLAS) for f in sys.path) if p.is_file()), None)
+WHEEL = next((p for p in (Path(f, blas.WHEEL_BLAS["x86_64"]) for f in sys.path) if p.is_file()), None)
 with_wheel = pytest.mark.skipif(
     WHEEL is None or platform.machine() != "x86_64" or not blas._has_avx2(),
     reason="needs the dependency's OpenBLAS and AVX2",
@@ -38,10 +38,8 @@ def told(script: str, setting: str | None = None) -> Any:
 
 @linux
 @with_wheel
-def test_the_best_library_is_loaded_by_default() -> None:
-    """The dependency's OpenBLAS, or MKL where that was installed as well."""
-    mkl = next(Path(sys.prefix, "lib").glob("libmkl_rt.so*"), WHEEL)
-    assert told(REPORT) == str(mkl)
+def test_the_dependencys_library_is_loaded_by_default() -> None:
+    assert told(REPORT) == str(WHEEL)
 
 
 @linux
@@ -50,30 +48,12 @@ def test_it_is_loaded_when_mlx_is_imported_and_not_before() -> None:
     script = """
 import json, sys
 import mlxgen
-def loaded(): return any("libopenblas" in line or "libmkl_rt" in line for line in open("/proc/self/maps"))
+def loaded(): return any("libopenblas" in line for line in open("/proc/self/maps"))
 before = loaded()
 import mlx.core as mx
 print(json.dumps([before, loaded()]))
 """
     assert told(script) == [False, True]
-
-
-@linux
-@with_wheel
-def test_mlx_multiplies_through_it() -> None:
-    """MLX calls the symbol that the process resolves first: the loaded library's."""
-    script = """
-import ctypes, json
-import mlxgen
-import mlx.core as mx
-library = ctypes.CDLL(mlxgen.blas.loaded_library())
-address = lambda where: ctypes.cast(where.cblas_sgemm, ctypes.c_void_p).value
-a = mx.arange(12, dtype=mx.float32).reshape(3, 4)
-print(json.dumps([address(library) == address(ctypes.CDLL(None)), (a @ a.T).tolist()]))
-"""
-    same, product = told(script)
-    assert same
-    assert product == [[14, 38, 62], [38, 126, 214], [62, 214, 366]]
 
 
 @linux
@@ -84,7 +64,7 @@ import json
 import mlxgen
 import mlx.core as mx
 maps = open("/proc/self/maps").read()
-print(json.dumps([mlxgen.blas.loaded_library(), any(name in maps for name in ("libopenblas", "libmkl_rt"))]))
+print(json.dumps([mlxgen.blas.loaded_library(), "libopenblas" in maps]))
 """
     assert told(script, setting) == [None, False]
 
@@ -140,39 +120,6 @@ def test_a_cpu_without_avx2_is_not_given_the_wheels_library(monkeypatch: pytest.
 
 
 @linux
-def test_mkl_goes_before_the_others_where_it_is_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """In an environment, for one user, or for all: two folders above what Python imports from."""
-    without = [library for library in blas._default_libraries() if "mkl" not in library]
-    packages = tmp_path / "lib" / "python3.11" / "site-packages"
-    packages.mkdir(parents=True)
-    monkeypatch.setattr(sys, "path", [str(packages), *(folder for folder in sys.path if not has_mkl(folder))])
-    assert blas._default_libraries() == without
-    (tmp_path / "lib" / "libmkl_rt.so.3").touch()
-    assert blas._default_libraries() == [str(tmp_path / "lib" / "libmkl_rt.so.3"), *without]
-
-
-def has_mkl(folder: str) -> bool:
-    return any(Path(folder).resolve().parent.parent.glob("libmkl_rt.so*"))
-
-
-@linux
-@pytest.mark.skipif(not list(Path(sys.prefix, "lib").glob("libmkl_rt.so*")), reason="needs the extra mkl")
-def test_mkl_is_loaded_with_its_own_threads_and_multiplies_right() -> None:
-    script = """
-import json
-import mlxgen
-import mlx.core as mx
-a = mx.arange(12, dtype=mx.float32).reshape(3, 4)
-product = (a @ a.T).tolist()
-maps = open("/proc/self/maps").read()
-print(json.dumps([mlxgen.blas.loaded_library(), "libmkl_tbb_thread" in maps, product]))
-"""
-    blas, with_tbb, product = told(script)
-    assert "libmkl_rt" in blas and with_tbb
-    assert product == [[14, 38, 62], [38, 126, 214], [62, 214, 366]]
-
-
-@linux
 @with_wheel
 def test_a_linux_without_a_fortran_runtime_is_given_mlxs() -> None:
     """The first attempt fails as it does there; the second finds the copy in memory."""
@@ -187,6 +134,6 @@ def slim(path, *arguments, **options):
     return load(path, *arguments, **options)
 ctypes.CDLL = slim
 loaded = blas.loaded_library()
-print(json.dumps([loaded == wanted, tried.count(wanted), "memfd:libgfortran" in open("/proc/self/maps").read()]))
+print(json.dumps([loaded == wanted, tried.count(wanted) > 1, "memfd:libgfortran" in open("/proc/self/maps").read()]))
 """
-    assert told(script) == [True, 2, True]
+    assert told(script) == [True, True, True]

@@ -26,7 +26,9 @@ def test_the_device_is_named() -> None:
     assert device.device_name().endswith(f"({kind})")
 
 
-def test_laying_out_weights_changes_where_they_lie_and_nothing_else() -> None:
+def test_laying_out_weights_changes_where_they_lie_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "on_cpu", lambda: True)
+    monkeypatch.setattr(device.blas, "is_quick_for_a_row", lambda: False)
     decoder = tiny_gpt2(vocab_size=700, tie_word_embeddings=False).model().decoder
     ids = mx.random.randint(0, 700, (2, 20), key=mx.random.key(1))
     before, rows = decoder(ids), decoder.model.wte(ids)
@@ -36,6 +38,14 @@ def test_laying_out_weights_changes_where_they_lie_and_nothing_else() -> None:
     assert mx.allclose(decoder(ids), before, atol=1e-5)
     for weight in (decoder.lm_head.weight, decoder.model.wte.weight, decoder.model.h[1].mlp.c_fc.weight):
         assert memoryview(weight.T).c_contiguous  # type: ignore[arg-type]  # [in, out]
+
+
+def test_weights_stay_where_they_are_where_one_row_is_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device.blas, "is_quick_for_a_row", lambda: True)
+    decoder = tiny_gpt2().model().decoder
+    weight = decoder.model.h[0].mlp.c_fc.weight
+    device.lay_out_weights(decoder)
+    assert decoder.model.h[0].mlp.c_fc.weight is weight
 
 
 def test_metal_keeps_the_weights_resident_while_anything_is_generated(monkeypatch: pytest.MonkeyPatch) -> None:

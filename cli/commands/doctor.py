@@ -12,7 +12,6 @@ import click
 
 from mlxgen.cli.output import size, write, write_json
 from mlxgen.errors import OptionError
-from mlxgen.installation import install_command
 
 PACKAGES = ("mlxgen", "mlx", "mlx-lm", "tokenizers", "huggingface-hub", "transformers", "torch")
 
@@ -24,9 +23,9 @@ def doctor(offline: bool, as_json: bool) -> None:
     """Check the device, the BLAS, package versions and the hub, and say what is slow and why.
 
     --json prints one object with these keys: system, python, device, device_setting (MLXGEN_DEVICE, or null where it
-    is not set), memory (bytes), compute_dtype (of float16 weights), blas (a path, or null for MLX's own), versions
-    (null if not installed), hub (address, whether it was reached, cache folder), advice (a list of sentences, empty if
-    there is nothing to improve).
+    is not set), memory (bytes), compute_dtype (of float16 weights), blas (a path, or null for MLX's own),
+    quick_for_a_row (whether mlxgen's own sgemm stands in front of it), versions (null if not installed), hub (address,
+    whether it was reached, cache folder), advice (a list of sentences, empty if there is nothing to improve).
     """
     entries = examine(offline)
     if as_json:
@@ -40,7 +39,7 @@ def doctor(offline: bool, as_json: bool) -> None:
         ("system", f"{entries['system']}, Python {entries['python']}"),
         ("device", f"{entries['device']}{chosen}, {size(entries['memory'])} of memory"),
         ("dtype", f"float16 weights are computed in {entries['compute_dtype']}"),
-        ("BLAS", entries["blas"] or "MLX's own"),
+        ("BLAS", (entries["blas"] or "MLX's own") + (", with mlxgen's sgemm" if entries["quick_for_a_row"] else "")),
         ("versions", versions),
         ("hub", f"{hub['address']} {reached}; cache {hub['cache']}"),
     ]
@@ -61,6 +60,7 @@ def examine(offline: bool) -> dict[str, Any]:
     except OptionError as error:
         trouble.append(str(error))
     reached = None if offline or constants.HF_HUB_OFFLINE else _reached(constants.ENDPOINT)
+    quick = library is not None and blas.is_quick_for_a_row()
     versions = {name: _version(name) for name in PACKAGES}
     return {
         "system": platform.platform(terse=True) + " " + platform.machine(),
@@ -70,21 +70,23 @@ def examine(offline: bool) -> dict[str, Any]:
         "memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "compute_dtype": str(device.compute_dtype(mx.float16)).removeprefix("mlx.core."),
         "blas": library,
+        "quick_for_a_row": quick,
         "versions": versions,
         "hub": {"address": constants.ENDPOINT, "reached": reached, "cache": constants.HF_HUB_CACHE},
-        "advice": trouble + _advice(device.on_cpu(), library, reached, versions),
+        "advice": trouble + _advice(device.on_cpu(), library, quick, reached),
     }
 
 
-def _advice(on_cpu: bool, blas: str | None, reached: bool | None, versions: dict[str, str | None]) -> list[str]:
+def _advice(on_cpu: bool, blas: str | None, quick_for_a_row: bool, reached: bool | None) -> list[str]:
     advice = []
     if sys.platform == "linux" and blas is None:
         advice.append(
             "Slow: MLX uses its reference BLAS. Unset MLXGEN_BLAS, install OpenBLAS, or set MLXGEN_BLAS to a library."
         )
-    if sys.platform == "linux" and blas and "mkl" not in blas and platform.machine() == "x86_64":
+    if sys.platform == "linux" and blas and not quick_for_a_row:
         advice.append(
-            f"Decoding a single text is faster with MKL (200 MB, not free software): {install_command('mkl')}"
+            "Decoding a single text is faster where mlxgen was installed with a C compiler: install one (such as gcc),"
+            " then install mlxgen again."
         )
     if sys.platform == "darwin" and on_cpu:
         set_so = " Unset MLXGEN_DEVICE." if os.environ.get("MLXGEN_DEVICE") else " Keep its default device, the GPU."

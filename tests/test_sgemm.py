@@ -1,0 +1,132 @@
+"""The compiled cblas_sgemm, which stands before OpenBLAS's, against NumPy in float64."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import mlxgen.blas  # first: it loads what is tested
+
+from .support.processes import fresh
+
+ROW_MAJOR, COL_MAJOR, NO_TRANS, TRANS = 101, 102, 111, 112
+TRANSPOSITIONS = list(itertools.product([NO_TRANS, TRANS], repeat=2))
+SIZES = (0, 1, 2, 4, 5, 33)
+PADDING = 7.5  # what stands between the rows of a matrix, and must stay there
+
+pytestmark = pytest.mark.skipif(
+    not mlxgen.blas.is_quick_for_a_row(), reason="mlxgen was installed without a C compiler, or is not on Linux"
+)
+
+
+class Matrix:
+    """A matrix as a BLAS is given it: rows or columns in memory, transposed or not, with room between them."""
+
+    def __init__(self, values: np.ndarray, order: int, trans: int, room: int) -> None:
+        stored = values.T if (order == COL_MAJOR) != (trans == TRANS) else values
+        self.memory = np.full((stored.shape[0], stored.shape[1] + room), PADDING, np.float32)
+        self.memory[:, : stored.shape[1]] = stored
+        self.stored = self.memory[:, : stored.shape[1]]
+        self.leading = max(1, self.memory.shape[1])
+
+    @property
+    def pointer(self) -> ctypes.c_void_p:
+        return ctypes.c_void_p(self.memory.ctypes.data)
+
+
+def sgemm(order: int, ta: int, tb: int, m: int, n: int, k: int, alpha: float, beta: float, room: int = 0) -> None:
+    """Multiply random matrices, and compare: the product, and the memory around it."""
+    random = np.random.default_rng(m + 100 * n + 10_000 * k)
+    a, b, c = (random.standard_normal(shape) for shape in ((m, k), (k, n), (m, n)))
+    expected = alpha * (a @ b) + beta * c
+    if beta == 0:
+        c[:] = np.nan  # as memory that nothing was written to may be
+    A, B, C = Matrix(a, order, ta, room), Matrix(b, order, tb, room), Matrix(c, order, NO_TRANS, room)
+    f = ctypes.c_float
+    function = ctypes.CDLL(None).cblas_sgemm  # what MLX finds
+    function(
+        order, ta, tb, m, n, k, f(alpha), A.pointer, A.leading, B.pointer, B.leading, f(beta), C.pointer, C.leading
+    )
+    np.testing.assert_allclose(C.stored, expected if order == ROW_MAJOR else expected.T, rtol=1e-5, atol=2e-5)
+    assert (C.memory[:, C.stored.shape[1] :] == PADDING).all()
+
+
+@pytest.mark.parametrize("order", [ROW_MAJOR, COL_MAJOR])
+@pytest.mark.parametrize(("ta", "tb"), TRANSPOSITIONS)
+def test_every_layout_and_size_gives_numpys_product(order: int, ta: int, tb: int) -> None:
+    for m, n, k in itertools.product(SIZES, repeat=3):
+        sgemm(order, ta, tb, m, n, k, 1.0, 0.0)
+        sgemm(order, ta, tb, m, n, k, -0.5, 0.75, room=3)
+
+
+@pytest.mark.parametrize(("alpha", "beta"), [(0.0, 0.0), (0.0, 2.0), (1.0, 1.0), (3.0, -1.0)])
+def test_every_alpha_and_beta(alpha: float, beta: float) -> None:
+    for m, n in ((1, 20), (20, 1), (1, 1), (3, 20), (20, 3), (20, 20)):
+        for ta, tb in TRANSPOSITIONS:
+            sgemm(ROW_MAJOR, ta, tb, m, n, 9, alpha, beta, room=1)
+
+
+@pytest.mark.parametrize(("m", "n"), [(1, 3000), (3000, 1), (4, 3000), (3000, 4), (300, 300)])
+def test_matrices_larger_than_a_block(m: int, n: int) -> None:
+    for ta, tb in TRANSPOSITIONS:
+        sgemm(ROW_MAJOR, ta, tb, m, n, 129, 1.0, 0.0)
+
+
+def test_mlx_multiplies_one_row_as_it_multiplies_many() -> None:
+    import mlx.core as mx
+
+    x, w, bias = (mx.random.normal(shape, key=mx.random.key(3)) for shape in ((8, 96), (200, 96), (200,)))
+    expected = np.array(x, np.float64) @ np.array(w, np.float64).T + np.array(bias, np.float64)
+    for rows in (1, 2, 4, 5, 8):
+        for weight in (w.T, mx.contiguous(w.T)):
+            np.testing.assert_allclose(np.array(mx.addmm(bias, x[:rows], weight)), expected[:rows], atol=1e-4)
+
+
+LOADED = """
+import ctypes, json, sys
+import mlxgen
+from mlxgen import blas
+from mlxgen.errors import OptionError
+{change}
+try: library = blas.loaded_library()
+except OptionError as error: library = str(error)
+import mlx.core as mx
+own = lambda where: ctypes.cast(where.cblas_sgemm, ctypes.c_void_p).value
+compiled = next(line.split()[-1] for line in open("/proc/self/maps") if "_sgemm." in line) if blas._few_rows else None
+product = (mx.array([[1.0, 2.0]]) @ mx.array([[3.0], [4.0]])).item()
+first = compiled is not None and own(ctypes.CDLL(compiled)) == own(ctypes.CDLL(None))
+print(json.dumps([library, blas.is_quick_for_a_row(), first, product]))
+"""
+
+
+def loaded(change: str = "", **env: str) -> list[object]:
+    """[library, is_quick_for_a_row, whether MLX finds the compiled sgemm first, a product] in a new process."""
+    others = {name: value for name, value in os.environ.items() if name != "MLXGEN_BLAS"}
+    answer: list[object] = fresh(LOADED.format(change=change), env=others | env)
+    return answer
+
+
+def test_mlx_finds_the_compiled_one_first() -> None:
+    library, quick, first, product = loaded()
+    assert library and quick and first and product == 11
+
+
+def test_without_it_mlx_multiplies_with_openblas_itself() -> None:
+    library, quick, first, product = loaded("blas.EXTENSION_SUFFIXES = []")
+    assert library == loaded()[0] and not quick and not first and product == 11
+
+
+def test_an_openblas_whose_names_have_a_prefix_works_with_it_and_is_refused_without() -> None:
+    found = (Path(folder, mlxgen.blas.WHEEL_BLAS["aarch64"]) for folder in sys.path)
+    prefixed = next((str(file) for file in found if file.is_file()), None)
+    if prefixed is None:
+        pytest.skip("needs scipy-openblas32")
+    assert loaded(MLXGEN_BLAS=prefixed) == [prefixed, True, True, 11]
+    refused = loaded("blas.EXTENSION_SUFFIXES = []", MLXGEN_BLAS=prefixed)
+    assert "C compiler" in str(refused[0]) and refused[1:] == [False, False, 11]
