@@ -32,7 +32,8 @@ HOUSE = {
                        generation
                          model
               network | sampling | text
-                    device | blas
+                        device
+                         blas
   atomic_file | json_file | dtypes safetensors_header
                       installation
                          errors
