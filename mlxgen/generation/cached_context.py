@@ -227,9 +227,19 @@ class CachedContext:
         except BaseException:  # interrupted between two layers: their caches no longer agree
             self._clear()
             raise
+        if ids.shape[1] > 1:
+            self.send_off()
         if self._observer:
             self._observer.after_layers(hidden)
         return hidden
+
+    def send_off(self) -> None:
+        """Let the device compute what the cache holds.
+
+        After one token, that is part of its logits. After several, or a cut, the cache may hold arrays that nothing
+        else needs yet; and what a thread has not sent off, no other can.
+        """
+        mx.async_eval([layer.state for layer in self.cache])
 
     def _head(self, hidden: mx.array) -> mx.array:
         logits = self.model.decoder.head(hidden)
@@ -245,6 +255,7 @@ class CachedContext:
         slid_at = self.slide.at if self.slide else 0
         if left >= slid_at and all(_trims(layer, n) for layer in self.cache) and {x.trim(n) for x in self.cache} == {n}:
             self.processed = left
+            self.send_off()
             return
         self._clear()
 

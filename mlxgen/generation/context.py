@@ -75,6 +75,7 @@ class Context(CachedContext):
             raise ValueError("the cache does not match the tokens")
         encode_prompt(model, state.tokens)
         context._check_room(len(state.tokens))
+        context.send_off()
         return context
 
     @one_thread

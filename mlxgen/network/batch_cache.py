@@ -40,6 +40,7 @@ class BatchCache:
             layer.put(len(self), cache.keys[..., : cache.size(), :], cache.values[..., : cache.size(), :])
         self.offsets.append(caches[0].offset)
         self._next.append(caches[0].state[-1])  # for both kinds of cache the index of the next position
+        self._send_off()
 
     def leave(self, row: int) -> None:
         """Remove a row. The last row moves into its slot."""
@@ -48,10 +49,11 @@ class BatchCache:
             for layer in self.layers:
                 layer.move(last, row, self.filled(last))
             self.offsets[row], self._next[row] = self.offsets[last], self._next[last]
+            self._send_off()
         del self.offsets[last], self._next[last]
 
     def drop_buffers(self) -> None:
-        """Free the buffers, no row being left: they are lazy arrays, which keep all they were made from."""
+        """Free the buffers, no row being left."""
         assert not self.offsets
         self.layers = [BatchCacheLayer(self) for _ in self.layers]
 
@@ -68,6 +70,10 @@ class BatchCache:
         self.offsets = [offset + 1 for offset in self.offsets]
         self._next = [index + 1 for index in indices]
 
+    def _send_off(self) -> None:
+        """Let the device write the buffers: the next step may come from another thread, which cannot."""
+        mx.async_eval([layer.buffers for layer in self.layers])
+
     def _filled(self, offset: int) -> int:
         return offset if self._max_size is None else min(offset, self._max_size)
 
@@ -79,6 +85,10 @@ class BatchCacheLayer:
         self._slots = slots
         self._keys: mx.array | None = None
         self._values: mx.array | None = None
+
+    @property
+    def buffers(self) -> tuple[mx.array | None, mx.array | None]:
+        return self._keys, self._values
 
     @property
     def offset(self) -> mx.array:

@@ -367,7 +367,8 @@ def test_the_device_has_the_next_step_before_python_waits_for_the_last(model, mo
     send, wait = mx.async_eval, loop._read
 
     def sending(*arrays):
-        sent.append(arrays)
+        if len(arrays) > 1:  # the prefill sends the cache alone
+            sent.append(arrays)
         send(*arrays)
 
     def waiting(choice, index):
