@@ -172,13 +172,19 @@ class ActiveRows:
             row.choose(logits[at : at + 1], self._slots.filled(at))
         mx.async_eval(*(array for row in self.rows for array in row.unread))
 
+    def send_off(self) -> None:
+        """Let the device compute what is not part of a step: the next step may come from another thread."""
+        self._slots.send_off()
+
 
 def _run(
     active: ActiveRows, source: Iterator[tuple[int, BatchRow | Failure]], batch_size: int
 ) -> Iterator[tuple[int, BatchGeneration | Failure]]:
     """Answer the rows of the source. Each outcome has the number that its row has in the source."""
     with device.wired_memory():
-        yield from _answered(active, source, batch_size)
+        for outcome in _answered(active, source, batch_size):
+            active.send_off()
+            yield outcome
 
 
 def _answered(

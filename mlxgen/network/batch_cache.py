@@ -40,7 +40,6 @@ class BatchCache:
             layer.put(len(self), cache.keys[..., : cache.size(), :], cache.values[..., : cache.size(), :])
         self.offsets.append(caches[0].offset)
         self._next.append(caches[0].state[-1])  # for both kinds of cache the index of the next position
-        self._send_off()
 
     def leave(self, row: int) -> None:
         """Remove a row. The last row moves into its slot."""
@@ -49,7 +48,6 @@ class BatchCache:
             for layer in self.layers:
                 layer.move(last, row, self.filled(last))
             self.offsets[row], self._next[row] = self.offsets[last], self._next[last]
-            self._send_off()
         del self.offsets[last], self._next[last]
 
     def drop_buffers(self) -> None:
@@ -70,8 +68,8 @@ class BatchCache:
         self.offsets = [offset + 1 for offset in self.offsets]
         self._next = [index + 1 for index in indices]
 
-    def _send_off(self) -> None:
-        """Let the device write the buffers: the next step may come from another thread, which cannot."""
+    def send_off(self) -> None:
+        """Let the device write the buffers now: the next step may come from another thread, which cannot."""
         mx.async_eval([layer.buffers for layer in self.layers])
 
     def _filled(self, offset: int) -> int:
