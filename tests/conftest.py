@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from pathlib import Path
 
 import mlxgen  # noqa: F401  (first, so that its BLAS is loaded before anything imports MLX)  # isort: skip
 import pytest
@@ -30,6 +31,13 @@ def pytest_configure(config: pytest.Config) -> None:
 needs_compiler = pytest.mark.skipif(
     device.on_cpu() and shutil.which("g++") is None, reason="MLX compiles for the CPU with g++"
 )
+
+
+@pytest.fixture(autouse=True)
+def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Converted models and the chat's history go to a folder of the test, not to the user's."""
+    monkeypatch.setenv("MLXGEN_HOME", str(tmp_path / "mlxgen-home"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "mlxgen-state"))
 
 
 @pytest.fixture(scope="session")

@@ -88,6 +88,7 @@ def test_commands_and_python_blocks_run(
     (here / "examples").symlink_to(ROOT / "examples")
     monkeypatch.chdir(here)
     monkeypatch.setenv("HOME", str(here))
+    monkeypatch.setenv("MLXGEN_HOME", str(here / "mlxgen"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("COLUMNS", "80")
     for command in ("GENERATE", "CHAT", "BATCH"):  # where a page does not say how many

@@ -17,7 +17,7 @@ from mlxgen.network.config import GPT2Config, Quantization, read_config, token_i
 from mlxgen.network.decoder import GPT2
 from mlxgen.text.tokenizer import load_tokenizer
 from mlxgen.weights.files.arrays import load_arrays
-from mlxgen.weights.hub.locate import resolve
+from mlxgen.weights.hub.locate import naming_hidden_model, resolve
 from mlxgen.weights.layouts import Source, decoder_shapes, read_layout
 from mlxgen.weights.parameters import DecoderWeights, Read, decoder_weights
 
@@ -29,8 +29,9 @@ def open_model(name: str, *, revision: str | None = None) -> Model:
     a revision of a local folder.
     """
     folder = resolve(name, revision)
-    decoder = open_decoder(folder)
-    tokenizer = load_tokenizer(folder, n_embeddings=decoder.config.vocab_size)
+    with naming_hidden_model(str(name)):
+        decoder = open_decoder(folder)
+        tokenizer = load_tokenizer(folder, n_embeddings=decoder.config.vocab_size)
     device.lay_out_weights(decoder)
     ends = end_tokens(folder, decoder.config, tokenizer.eos_token_id)
     return Model(str(name), decoder.config, decoder, tokenizer, ends)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlxgen.errors import ModelError
+from mlxgen.errors import MlxgenError, ModelError
 from mlxgen.network.config import GPT2Config, read_config
 from mlxgen.weights.files.model_folder import has_safetensors, has_torch_weights
-from mlxgen.weights.hub.names import ALIASES, BUNDLED, BUNDLED_FOLDER
-
-CONVERTED_FOLDER = Path("weights")  # where `mlxgen convert` writes by default
+from mlxgen.weights.files.replace_folder import foreign_content
+from mlxgen.weights.hub.converted import converted_folder, converted_model
+from mlxgen.weights.hub.names import ALIASES, BUNDLED, BUNDLED_FOLDER, repository_of, suggestion
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +33,30 @@ class LocalModel:
 def list_local_models() -> list[LocalModel]:
     """Every GPT-2 on this machine. Other kinds of models in the hub's cache are skipped."""
     bundled = [_in_folder(BUNDLED, "bundled", BUNDLED_FOLDER)]
-    folders = sorted(path for path in CONVERTED_FOLDER.iterdir() if path.is_dir()) if CONVERTED_FOLDER.is_dir() else []
+    place = converted_folder()
+    folders = sorted(path for path in place.iterdir() if path.is_dir()) if place.is_dir() else []
     converted = [
-        _in_folder(str(folder), "converted", folder)
+        _in_folder(folder.name if converted_model(folder.name) else str(folder), "converted", folder)
         for folder in folders
-        if not folder.name.startswith(".") and folder.resolve() != BUNDLED_FOLDER.resolve()
+        if not folder.name.startswith(".")
     ]
     return [model for model in (*bundled, *converted, *_cached()) if model is not None]
+
+
+def remove_model(name: str) -> Path:
+    """Remove the converted model called ``name``; returns its folder. Raises MlxgenError for any other model."""
+    found = {model.name: model for model in list_local_models()}.get(name)
+    if found is not None and found.kind == "converted":
+        if foreign := foreign_content(found.path):
+            raise MlxgenError(f"{found.path}: contains more than a model ({foreign}), so it is not removed")
+        shutil.rmtree(found.path)
+        return found.path
+    if name == BUNDLED:
+        raise ModelError(f"{name}: is the bundled model, which is not removed")
+    repo = repository_of(name)
+    if any(model.name == repo for model in list_local_models()):
+        raise ModelError(f"{name}: is in the hub's cache; remove it with `hf cache rm model/{repo}`")
+    raise ModelError(f"{name}: no such converted model{suggestion(name)}; `mlxgen models` lists them")
 
 
 def _in_folder(name: str, kind: str, folder: Path, n_bytes: int | None = None) -> LocalModel | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,7 +17,9 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("source")
-@click.option("-o", "--output", metavar="DIR", help="Folder to write.  [default: weights/NAME]")
+@click.option(
+    "-o", "--output", metavar="DIR", help="Folder to write.  [default: one among those that `mlxgen models` lists]"
+)
 @click.option(
     "--dtype",
     type=click.Choice(["float32", "float16", "bfloat16"]),
@@ -58,7 +61,8 @@ def convert(
     file: nanoGPT's ckpt.pt, minGPT's state dict, or any other GPT-2 state dict. The format is detected automatically.
     A converted folder can be converted again. PyTorch files need the package torch; code in them is never run.
 
-    --json prints one object with these keys: source, kind, folder, n_parameters, bytes_before, bytes_after, dtype,
+    --json prints one object with these keys: source, kind, folder, name (for -m), chat_template (whether there is
+    one), n_parameters, bytes_before, bytes_after, dtype,
     quantization (bits, group_size; or null), cache_bytes_per_token, tokenizer, warnings, verification (tokens,
     largest_difference, perplexity_before, perplexity_after; or null), uploaded (an address, or null).
     """
@@ -101,4 +105,7 @@ def _summary(done: Conversion, address: str | None) -> list[tuple[str, str]]:
         lines.append(("perplexity", f"{v.perplexity_before:.3f} before, {v.perplexity_after:.3f} after"))
     if address is not None:
         lines.append(("uploaded", address))
+    if not done.chat_template:
+        lines.append(("mlx-lm", "mlx_lm.chat needs a chat template, which this model lacks; use mlx_lm.generate"))
+    lines.append(("next", f'mlxgen generate -m {shlex.quote(done.name)} "Once upon a time"'))
     return lines

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import click
 
-from mlxgen.cli.output import size, write, write_json
+from mlxgen.cli.output import say, size, write, write_json
 
 
-@click.command()
+@click.group(invoke_without_command=True, subcommand_metavar="[rm NAME]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line instead of text.")
-def models(as_json: bool) -> None:
+@click.pass_context
+def models(ctx: click.Context, /, as_json: bool) -> None:
     """List the GPT-2 models on this machine with their size on disk, and the aliases that can be downloaded.
 
-    Listed are the bundled model, the folders in ./weights (where `mlxgen convert` writes) and the models in the hub's
-    cache. --json prints one object per line with these keys: name, kind (bundled, converted, cached, alias), path,
+    Listed are the bundled model, those that `mlxgen convert` wrote to its own folder, and those in the hub's cache.
+    The folder is $MLXGEN_HOME/models, by default in ~/Library/Application Support/mlxgen on macOS and in
+    ~/.local/share/mlxgen elsewhere. --json prints one object per line with these keys: name, kind (bundled, converted, cached, alias), path,
     bytes (on disk), n_parameters, quantized_bits, needs_convert, repo (of an alias). Keys that do not apply are null.
     """
+    if ctx.invoked_subcommand is not None:
+        return
     from mlxgen.weights import ALIASES
     from mlxgen.weights.local_models import list_local_models
 
@@ -53,6 +57,15 @@ def models(as_json: bool) -> None:
         longest = max(map(len, absent))
         for alias, repo in absent.items():
             write(f"  {alias:<{longest}}  {repo}\n")
+
+
+@models.command()
+@click.argument("name")
+def rm(name: str) -> None:
+    """Remove the converted model NAME from this machine."""
+    from mlxgen.weights.local_models import remove_model
+
+    say(f"Removed {remove_model(name)}")
 
 
 KEYS = ("name", "kind", "path", "bytes", "n_parameters", "quantized_bits", "needs_convert", "repo")

@@ -87,7 +87,7 @@ def test_a_conversion_leaves_its_summary_alone_on_the_screen(folder: str, tmp_pa
     assert code == 0
     assert any("Converting" in frame for frame in frames(output))
     screen = Screen(output)
-    starts = ["source", "folder", "parameters", "weights", "cache", "tokenizer"]
+    starts = ["source", "folder", "parameters", "weights", "cache", "tokenizer", "mlx-lm", "next"]
     assert [line.split()[0] for line in screen.lines if line.split()[0] in starts] == starts
     assert not any("Converting" in line for line in screen.lines) and screen.cursor_visible
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 from mlxgen.dtypes import BY_NAME
 from mlxgen.errors import MlxgenError, ModelError, reason_of
 from mlxgen.network.config import GPT2Config
-from mlxgen.text.tokenizer import load_tokenizer
+from mlxgen.text.tokenizer import Tokenizer, load_tokenizer
 from mlxgen.weights.conversion.card import licence_files, model_card
 from mlxgen.weights.conversion.plan import Warn, is_quantized, plan_tensors
 from mlxgen.weights.conversion.result import Conversion
@@ -24,9 +25,10 @@ from mlxgen.weights.conversion.written_config import config_entries, mlx_lm_limi
 from mlxgen.weights.files.headers import main_dtype
 from mlxgen.weights.files.replace_folder import check_free, replacing_folder
 from mlxgen.weights.files.writer import Progress, write_weights
-from mlxgen.weights.hub.names import BUNDLED_FOLDER
+from mlxgen.weights.hub.converted import converted_folder, converted_model
+from mlxgen.weights.hub.locate import naming_hidden_model
+from mlxgen.weights.hub.names import ALIASES, BUNDLED, BUNDLED_FOLDER
 from mlxgen.weights.layouts import Layout, match
-from mlxgen.weights.local_models import CONVERTED_FOLDER
 from mlxgen.weights.parameters import decoder_weights
 from mlxgen.weights.sources.checkpoint import Checkpoint
 from mlxgen.weights.sources.detect import open_checkpoint
@@ -56,7 +58,7 @@ def convert(
 
     source: a hub id, an alias, a folder (transformers', mlx-lm's or mlxgen's), or a file: nanoGPT's ckpt.pt, minGPT's
     state dict, or any other GPT-2 state dict. The format is detected automatically. output: the folder to write, by
-    default weights/<name>. config: a config.json for weights without one. vocab: a vocabulary or tokenizer for weights
+    default one in `converted_folder()`, named after the source and the new format. config: a config.json for weights without one. vocab: a vocabulary or tokenizer for weights
     without one. dtype: "float32", "float16" or "bfloat16"; by default as stored. quantize: 4 or 8 bits, with one scale
     for each group_size weights (32, 64, 128); keep_head leaves the embeddings and the head unquantized. dequantize
     unpacks a quantized source. force replaces an existing model folder. verify compares the source and the result on a
@@ -74,12 +76,15 @@ def convert(
             warn(warning)
 
     source = str(source)
-    target = Path(output).expanduser() if output is not None else CONVERTED_FOLDER / default_name(source)
+    target = (
+        Path(output).expanduser() if output is not None else converted_folder() / default_name(source, target_format)
+    )
     target = Path(os.path.normpath(target))  # without "..", so that its last part is its name
     check_free(target, force=force)
-    checkpoint = open_checkpoint(source, revision=revision, config=None if config is None else Path(config))
-    _check_not_source(target, checkpoint)
-    model_config, layout = _matched(checkpoint)
+    with naming_hidden_model(source):
+        checkpoint = open_checkpoint(source, revision=revision, config=None if config is None else Path(config))
+        _check_not_source(target, checkpoint)
+        model_config, layout = _matched(checkpoint)
     weights = decoder_weights(model_config, layout, lambda part: checkpoint.tensors[part.name].read())
     model_config = weights.config
     groups = plan_tensors(weights, target_format, add_warning)
@@ -98,7 +103,7 @@ def convert(
             _check_space(folder, target, n_bytes)
             _write_json(folder / "config.json", entries)
             _write_files(folder, files, checkpoint, model_card(checkpoint, target.absolute().name, changes))
-            _check_tokenizer(folder, model_config.vocab_size)
+            template = _check_tokenizer(folder, model_config.vocab_size).chat_template
             write_weights(folder, groups, progress)
             if verify:
                 verification = compare(weights, folder)
@@ -111,6 +116,8 @@ def convert(
         source=source,
         kind=checkpoint.kind,
         folder=target,
+        name=target.name if converted_model(target.name) == target else str(target),
+        chat_template=template is not None,
         n_parameters=model_config.n_parameters,
         bytes_before=layout.nbytes,
         bytes_after=n_bytes,
@@ -124,8 +131,22 @@ def convert(
     )
 
 
-def default_name(source: str) -> str:
-    """The last part of a source's name. A file with a generic name, such as ckpt.pt, is named after its folder."""
+def default_name(source: str, target_format: WeightFormat) -> str:
+    """The name of a conversion: the last part of the source's name, and the format, such as "gpt2-4bit".
+
+    A file with a generic name, such as ckpt.pt, is named after its folder. No name is one that already means a model.
+    """
+    name = _name_of(source)
+    if target_format.quantization is not None or target_format.dequantize:
+        name = re.sub(r"-[48]bit$", "", name)  # the source's own format
+    if target_format.quantization is not None:
+        return f"{name}-{target_format.quantization.bits}bit"
+    if target_format.dtype is not None:
+        return f"{name}-{target_format.dtype.name}"
+    return f"{name}-mlx" if name == BUNDLED or name.lower() in ALIASES else name
+
+
+def _name_of(source: str) -> str:
     path = Path(source).expanduser()
     if path.is_file():
         name = path.absolute().parent.name if path.stem in GENERIC_NAMES else path.stem
@@ -193,10 +214,10 @@ def _write_files(folder: Path, files: Files, checkpoint: Checkpoint, readme: str
     (folder / "README.md").write_text(readme, encoding="utf-8")
 
 
-def _check_tokenizer(folder: Path, vocab_size: int) -> None:
-    """Refuse a tokenizer that cannot be opened, before the weights are written."""
+def _check_tokenizer(folder: Path, vocab_size: int) -> Tokenizer:
+    """The tokenizer. One that cannot be opened is refused, before the weights are written."""
     try:
-        load_tokenizer(folder, n_embeddings=vocab_size)
+        return load_tokenizer(folder, n_embeddings=vocab_size)
     except ModelError as error:
         message = str(error).replace(str(folder), "the source")
         raise ModelError(f"{message}; give another tokenizer with --vocab") from None

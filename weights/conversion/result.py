@@ -17,6 +17,8 @@ class Conversion:
     source: str
     kind: str  # of checkpoint, in words
     folder: Path
+    name: str  # by which mlxgen opens it
+    chat_template: bool  # whether it has one, which mlx_lm.chat needs
     n_parameters: int
     bytes_before: int
     bytes_after: int
@@ -36,6 +38,8 @@ class Conversion:
         return {
             **{name: getattr(self, name) for name in names},
             "folder": str(self.folder),
+            "name": self.name,
+            "chat_template": self.chat_template,
             "bytes_after": self.bytes_after,
             "dtype": self.dtype,
             "quantization": {"bits": q.bits, "group_size": q.group_size} if q else None,

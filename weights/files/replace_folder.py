@@ -72,15 +72,20 @@ def check_free(target: Path, *, force: bool) -> None:
             f"{target}: is not a model folder (it has no config.json), so it is not replaced; "
             "choose another folder with --output"
         )
-    folders = (f"{path.name}/" for path in content if path.is_dir())
-    names = sorted(path.name for path in content)
-    others = (name for name in names if not any(fnmatchcase(name, known) for known in ALL_FILES))
-    foreign = next(folders, None) or next(others, None)
-    if foreign is not None:
+    if foreign := foreign_content(target):
         raise MlxgenError(
-            f"{target}: contains more than a model ({printable(foreign)}), so it is not replaced; "
+            f"{target}: contains more than a model ({foreign}), so it is not replaced; "
             "choose another folder with --output"
         )
+
+
+def foreign_content(folder: Path) -> str | None:
+    """The name of something in the folder that is not part of a model, for a message; None if there is nothing."""
+    content = sorted(folder.iterdir())
+    folders = (f"{path.name}/" for path in content if path.is_dir())
+    others = (path.name for path in content if not any(fnmatchcase(path.name, known) for known in ALL_FILES))
+    foreign = next(folders, None) or next(others, None)
+    return None if foreign is None else printable(foreign)
 
 
 def remove_leftovers(parent: Path) -> None:

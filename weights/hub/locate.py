@@ -1,11 +1,14 @@
-"""From a model's name to its folder on this machine: the bundled one, a local one, or the hub's."""
+"""From a model's name to its folder on this machine: the bundled one, a local one, a converted one, or the hub's."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from mlxgen.errors import ModelError, OptionError
 from mlxgen.weights.files.model_folder import check_model_folder
+from mlxgen.weights.hub.converted import converted_model
 from mlxgen.weights.hub.names import BUNDLED, BUNDLED_FOLDER, repository_of, suggestion
 
 
@@ -18,10 +21,13 @@ def resolve(name: str, revision: str | None = None, *, pickled: bool = False) ->
     """
     name = str(name)
     folder = BUNDLED_FOLDER if name == BUNDLED else Path(name).expanduser()
-    if name == BUNDLED or (name and folder.exists()):
+    if name and not folder.exists():
+        folder = converted_model(name) or folder
+    if name and folder.exists():
         if revision is not None:
             raise OptionError(f"revision {revision!r} is only for models on the hub, and {name} is a local folder")
-        check_model_folder(folder)
+        with naming_hidden_model(name):
+            check_model_folder(folder)
         return folder
     if not name.strip():
         raise ModelError(
@@ -37,3 +43,15 @@ def resolve(name: str, revision: str | None = None, *, pickled: bool = False) ->
     from mlxgen.weights.hub.repository import download_model  # a local model needs none of it
 
     return download_model(repo, revision, pickled=pickled)
+
+
+@contextmanager
+def naming_hidden_model(name: str) -> Iterator[None]:
+    """Add to a ModelError that ``name`` is a local folder and hides a model of that name on the hub, if so."""
+    try:
+        yield
+    except ModelError as error:
+        repo = repository_of(name)
+        hides = repo != name and Path(name).is_dir()
+        hint = f"; the local folder {name} hides {repo} on the hub, which opens by that name" if hides else ""
+        raise ModelError(f"{error}{hint}") from None

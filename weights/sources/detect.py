@@ -23,6 +23,7 @@ from mlxgen.weights.files.model_folder import (
     indexed_files,
     weight_files,
 )
+from mlxgen.weights.hub.converted import converted_model
 from mlxgen.weights.hub.locate import resolve
 from mlxgen.weights.hub.names import BUNDLED, repository_of
 from mlxgen.weights.sources.checkpoint import Checkpoint, LazyTensor
@@ -42,6 +43,8 @@ def open_checkpoint(source: str, *, revision: str | None = None, config: Path | 
     config: a config.json for a file of weights without one in its folder. Raises ModelError.
     """
     path = Path(source).expanduser()
+    if not path.exists():
+        path = converted_model(source) or path
     if source and path.is_file() and revision is None:
         return _open_file(path, config)
     if source and source != BUNDLED and path.is_dir() and revision is None:

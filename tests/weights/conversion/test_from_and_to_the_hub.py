@@ -35,13 +35,13 @@ def run(*arguments: str) -> Result:
 
 def refused(*arguments: str) -> str:
     result = run(*arguments)
-    assert result.exit_code == 1 and result.stderr.count("\n") == 1 and not Path("weights").exists()
+    assert result.exit_code == 1 and result.stderr.count("\n") == 1 and not Path("mlxgen-home").exists()
     return result.stderr
 
 
 def test_a_hub_id_becomes_a_folder_with_its_revision_and_licence_on_the_card(tales: Hub, tmp_path: Path) -> None:
     assert run("someone/tales").exit_code == 0
-    folder = Path("weights/tales")
+    folder = Path("mlxgen-home/models/tales")
     meta = metadata_load(folder / "README.md")
     assert meta["base_model"] == "someone/tales" and meta["license"] == "mit"
     assert COMMIT in (folder / "README.md").read_text()
@@ -58,9 +58,9 @@ def test_pytorch_weights_on_the_hub(tales: Hub, files: dict[str, bytes], tmp_pat
     files["pytorch_model.bin"] = (tmp_path / "x.bin").read_bytes()
     assert "mlxgen convert someone/tales" in CliRunner().invoke(main, ["info", "someone/tales"]).stderr
     assert run("someone/tales").exit_code == 0
-    assert mlxgen.load("weights/tales").config.n_layer == 2
+    assert mlxgen.load("tales").config.n_layer == 2
     listed = CliRunner().invoke(main, ["models"]).stdout
-    assert "PyTorch weights: mlxgen convert someone/tales" in listed and "weights/tales" in listed
+    assert "PyTorch weights: mlxgen convert someone/tales" in listed and "tales  " in listed
 
 
 def test_hub_errors(tales: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,12 +109,12 @@ def test_a_nanogpt_without_a_tokenizer_gets_gpt2s_when_its_size_is_gpt2s(tales: 
     result = run("nano/ckpt.pt", "--json")
     assert result.exit_code == 0, result.stderr
     assert json.loads(result.stdout)["tokenizer"] == "GPT-2's"
-    assert Path("weights/nano/tokenizer.json").read_bytes() == files["tokenizer.json"]
+    assert Path("mlxgen-home/models/nano/tokenizer.json").read_bytes() == files["tokenizer.json"]
     assert not any("safetensors" in path for path in tales.asked)
     # What holds the source is not replaced by what is made of it.
     Path("nano/config.json").write_text("{}")
     file = Path("nano/ckpt.pt").rename("nano/pytorch_model.bin")
-    result = run(str(file), "-o", "nano", "--force", "--config", "weights/nano/config.json")
+    result = run(str(file), "-o", "nano", "--force", "--config", "mlxgen-home/models/nano/config.json")
     assert result.exit_code == 1 and "contains the source" in result.stderr and file.exists()
 
 
@@ -123,7 +123,7 @@ def test_the_result_is_uploaded(tales: Hub, monkeypatch: pytest.MonkeyPatch) -> 
     result = run("someone/tales", "-q", "8", "--group-size", "32", "--upload", "someone/tales-8bit", "--json")
     assert result.exit_code == 0, result.stderr
     assert json.loads(result.stdout)["uploaded"].endswith("/someone/tales-8bit")
-    there = {path.name: path.read_bytes() for path in Path("weights/tales").iterdir()}
+    there = {path.name: path.read_bytes() for path in Path("mlxgen-home/models/tales-8bit").iterdir()}
     assert tales.uploaded == there
 
 
@@ -134,5 +134,9 @@ def test_an_upload_that_is_refused_keeps_the_folder_and_says_how_to_go_on(
     tales.refusals[""] = (401, "")
     result = run("someone/tales", "--upload", "someone/tales-mlx")
     assert result.exit_code == 1 and result.stderr.count("\n") == 1
-    assert "hf auth login" in result.stderr and "hf upload someone/tales-mlx weights/tales" in result.stderr
-    assert mlxgen.load("weights/tales").config.n_layer == 2
+    assert (
+        "hf auth login" in result.stderr
+        and "hf upload someone/tales-mlx " in result.stderr
+        and "mlxgen-home/models/tales`" in result.stderr
+    )
+    assert mlxgen.load("tales").config.n_layer == 2

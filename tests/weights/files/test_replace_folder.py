@@ -31,20 +31,20 @@ def content(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_the_default_place_is_weights_and_the_name(
+def test_the_default_place_is_the_same_wherever_one_stands(
     tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert convert(source).folder == Path("weights/tales")
-    assert [path.name for path in Path("weights").iterdir()] == ["tales"]
-    assert oct(Path("weights/tales").stat().st_mode & 0o777) == oct(Path("weights").stat().st_mode & 0o777)
+    place = tmp_path / "mlxgen-home" / "models"
+    assert convert(source).folder == place / "tales"
+    assert [path.name for path in place.iterdir()] == ["tales"]
+    assert oct((place / "tales").stat().st_mode & 0o777) == oct(place.stat().st_mode & 0o777)
     with pytest.raises(MlxgenError, match="--force"):
         convert(source)
-    with pytest.raises(MlxgenError, match="--force"):
-        convert("weights/tales", quantize=8, group_size=32)
-    before = content(Path("weights/tales"))
-    assert convert("weights/tales", force=True).folder == Path("weights/tales")  # the source is the place
-    assert content(Path("weights/tales")).keys() == before.keys()
+    before = content(place / "tales")
+    monkeypatch.chdir("/")
+    assert convert("tales", force=True).folder == place / "tales"  # the source is the place
+    assert content(place / "tales").keys() == before.keys()
 
 
 def test_only_a_model_folder_is_ever_replaced(tmp_path: Path, source: Path) -> None:
