@@ -15,8 +15,10 @@ def models(ctx: click.Context, /, as_json: bool) -> None:
 
     Listed are the bundled model, those that `mlxgen convert` wrote to its own folder, and those in the hub's cache.
     The folder is $MLXGEN_HOME/models, by default in ~/Library/Application Support/mlxgen on macOS and in
-    ~/.local/share/mlxgen elsewhere. --json prints one object per line with these keys: name, kind (bundled, converted, cached, alias), path,
-    bytes (on disk), n_parameters, quantized_bits, needs_convert, repo (of an alias). Keys that do not apply are null.
+    ~/.local/share/mlxgen elsewhere.
+
+    --json prints one object per line with these keys: name, kind (bundled, converted, cached, alias), path, bytes (on
+    disk), n_parameters, quantized_bits, needs_convert, repo (of an alias). Keys that do not apply are null.
     """
     if ctx.invoked_subcommand is not None:
         return

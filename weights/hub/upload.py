@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from mlxgen import __version__
@@ -22,8 +23,8 @@ def upload_folder(folder: Path, repo: str) -> str:
         full = api.create_repo(repo, exist_ok=True).repo_id
         api.upload_folder(repo_id=full, folder_path=folder, commit_message="Converted by mlxgen")
     except Exception as error:  # no network, no access, a bad name
+        again = shlex.join(["hf", "upload", repo, str(folder)])
         raise MlxgenError(
-            f"the upload failed ({explain_upload(error)}); the model is in {folder}, and "
-            f"`hf upload {repo} {folder}` tries again"
+            f"the upload failed ({explain_upload(error)}); the model is in {folder}, and `{again}` tries again"
         ) from None
     return f"{constants.ENDPOINT}/{full}"

@@ -136,7 +136,7 @@ def test_an_upload_that_is_refused_keeps_the_folder_and_says_how_to_go_on(
     assert result.exit_code == 1 and result.stderr.count("\n") == 1
     assert (
         "hf auth login" in result.stderr
-        and "hf upload someone/tales-mlx " in result.stderr
+        and "hf upload someone/tales-mlx /" in result.stderr
         and "mlxgen-home/models/tales`" in result.stderr
     )
     assert mlxgen.load("tales").config.n_layer == 2
