@@ -59,10 +59,11 @@ def convert(
     source: a hub id, an alias, a folder (transformers', mlx-lm's or mlxgen's), or a file: nanoGPT's ckpt.pt, minGPT's
     state dict, or any other GPT-2 state dict. The format is detected automatically. output: the folder to write, by
     default one in `converted_folder()`, named after the source and the new format. config: a config.json for weights
-    without one. vocab: a vocabulary or tokenizer for weights without one. dtype: "float32", "float16" or "bfloat16"; by default as stored. quantize: 4 or 8 bits, with one scale
-    for each group_size weights (32, 64, 128); keep_head leaves the embeddings and the head unquantized. dequantize
-    unpacks a quantized source. force replaces an existing model folder. verify compares the source and the result on a
-    text. progress is called with (tensors written, tensors in all, name of the last), warn with each warning at once.
+    without one. vocab: a vocabulary or tokenizer for weights without one. dtype: "float32", "float16" or "bfloat16"; by
+    default as stored. quantize: 4 or 8 bits, with one scale for each group_size weights (32, 64, 128); keep_head leaves
+    the embeddings and the head unquantized. dequantize unpacks a quantized source. force replaces an existing model
+    folder. verify compares the source and the result on a text. progress is called with (tensors written, tensors in
+    all, name of the last), warn with each warning at once.
 
     One parameter at a time is in memory. The folder is written beside its place and renamed into it.
     Raises OptionError for invalid options and MlxgenError (mostly ModelError) for what cannot be read or written.

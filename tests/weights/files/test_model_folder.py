@@ -70,7 +70,7 @@ def test_a_tensor_in_two_shards_is_refused(tmp_path: Path) -> None:
 
 def test_pytorch_weights_only_point_to_convert(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
-    with pytest.raises(ModelError, match="mlxgen convert .*install torch"):
+    with pytest.raises(ModelError, match=r"mlxgen convert .*install torch"):
         weight_files(tmp_path)
     (tmp_path / "pytorch_model.bin").unlink()
     with pytest.raises(ModelError, match="has no weights"):
