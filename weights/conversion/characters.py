@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
 from mlxgen.errors import ModelError
-from mlxgen.json_file import read_json
+from mlxgen.json_file import describe, read_json
 from mlxgen.weights.sources.pytorch import read_plain_pickle
 
 MAX_BYTES = 64 << 20
@@ -31,8 +31,8 @@ def tokenizer_of(file: Path, vocab_size: int) -> dict[str, Path | bytes]:
     highest = max(vocabulary.values())
     if highest >= vocab_size:
         raise ModelError(
-            f"{file}: has token id {highest}, but the model has only {vocab_size} tokens, so this is not the model's "
-            "vocabulary"
+            f"{file}: has token id {describe(highest)}, but the model has only {vocab_size} tokens, so this is not the "
+            "model's vocabulary"
         )
     return {
         "tokenizer.json": character_tokenizer(vocabulary).encode(),
@@ -45,14 +45,26 @@ def read_vocabulary(content: Any, file: Path) -> dict[str, int]:
     if isinstance(content, Mapping) and isinstance(content.get("stoi"), Mapping):
         content = content["stoi"]
     elif isinstance(content, Mapping) and isinstance(content.get("itos"), Mapping):
-        content = {text: number for number, text in content["itos"].items()}
+        pairs = [(text, number) for number, text in content["itos"].items()]
+        return _checked(pairs, file)
     if not isinstance(content, Mapping):
         raise ModelError(f'{file}: not a vocabulary, which is a JSON object {{"character": id, …}}')
+    return _checked(content.items(), file)
+
+
+def _checked(pairs: Iterable[tuple[Any, Any]], file: Path) -> dict[str, int]:
+    """The vocabulary of (character, id) pairs, which may be anything. Raises ModelError."""
     vocabulary: dict[str, int] = {}
-    for text, number in content.items():
-        whole = int(number) if isinstance(number, str) and number.isdecimal() else number
-        if not isinstance(text, str) or len(text) != 1 or type(whole) is not int or whole < 0:
-            entry = f"{str(text)[:20]!r}: {str(number)[:20]!r}"
+    for text, number in pairs:
+        whole = int(number) if isinstance(number, str) and number.isdecimal() and len(number) < 20 else number
+        if (
+            not isinstance(text, str)
+            or len(text) != 1
+            or "\ud800" <= text <= "\udfff"
+            or type(whole) is not int
+            or whole < 0
+        ):
+            entry = f"{describe(text)}: {describe(number)}"
             raise ModelError(f"{file}: not a vocabulary of single characters and their ids ({entry})")
         vocabulary[text] = whole
     if len(set(vocabulary.values())) != len(vocabulary):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 import re
 import warnings
@@ -15,9 +16,12 @@ from mlxgen.dtypes import BY_NAME, FLOAT32
 from mlxgen.errors import ModelError, printable, reason_of
 from mlxgen.installation import install_command
 from mlxgen.weights.files.headers import StoredTensor
+from mlxgen.weights.sources.archive_check import check_archive, check_pickles
 from mlxgen.weights.sources.checkpoint import LazyTensor
+from mlxgen.weights.sources.pickle_check import DAMAGED, PickleRefused, check_pickle
 
 STATE_DICT_KEYS = ("model", "state_dict", "model_state_dict")  # where training scripts keep the state dict
+NOT_COMPLETE = "not a complete PyTorch file (it is cut off, or has another format); download it again"
 ZIP = b"PK\x03\x04"
 MAX_PLAIN_BYTES = 64 << 20
 
@@ -35,8 +39,16 @@ def read_pickle(file: Path) -> Any:
     try:
         with file.open("rb") as stream:
             mapped = stream.read(len(ZIP)) == ZIP  # before PyTorch 1.6 a file was one pickle
+        if mapped:
+            check_archive(file)
+        else:
+            check_pickles(file)
     except OSError as error:
         raise ModelError(f"{file}: cannot be read ({reason_of(error)})") from None
+    except PickleRefused as error:
+        raise ModelError(f"{file}: {NOT_COMPLETE if str(error) == DAMAGED else error}") from None
+    except Exception:  # zipfile has many ways to fail on a damaged archive
+        raise ModelError(f"{file}: {NOT_COMPLETE}") from None
     try:
         with warnings.catch_warnings(action="ignore"):  # about pickle protocols that this torch would not write
             return torch.load(str(file), map_location="cpu", weights_only=True, mmap=mapped)
@@ -58,7 +70,7 @@ def _refusal(error: Exception) -> str:
             f"refused, because loading it would run code ({what}); if you trust its origin, load it with PyTorch "
             "and save its state dict"
         )
-    return "not a complete PyTorch file (it is cut off, or has another format); download it again"
+    return NOT_COMPLETE
 
 
 def state_dict(content: Any, file: Path) -> dict[str, LazyTensor]:
@@ -78,6 +90,10 @@ def state_dict(content: Any, file: Path) -> dict[str, LazyTensor]:
 
 
 def _lazy(file: Path, name: str, tensor: Any) -> LazyTensor:
+    import torch
+
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
+        raise ModelError(f"{file}: {printable(name)} is a nested, sparse or quantized tensor")
     torch_name = str(tensor.dtype).removeprefix("torch.")
     # float64 is narrowed when it is read: MLX's GPUs do not have it.
     dtype = FLOAT32 if torch_name == "float64" else BY_NAME.get(torch_name)
@@ -114,12 +130,16 @@ def read_plain_pickle(file: Path) -> Any:
     try:
         if file.stat().st_size > MAX_PLAIN_BYTES:
             raise ModelError(f"{file}: larger than {MAX_PLAIN_BYTES >> 20} MB, so it is not a vocabulary")
-        with file.open("rb") as stream:
-            return _Plain(stream).load()
+        content = io.BytesIO(file.read_bytes())
+        check_pickle(content)
+        content.seek(0)
+        return _Plain(content).load()
     except OSError as error:
         raise ModelError(f"{file}: cannot be read ({reason_of(error)})") from None
     except ModelError:
         raise
+    except PickleRefused as error:
+        raise ModelError(f"{file}: not a vocabulary ({error}); give one as a JSON file with --vocab") from None
     except Exception:
         raise ModelError(
             f"{file}: refused, because it is not plain data and loading it could run code; "
