@@ -19,7 +19,6 @@ MOST_NESTED = 100
 MOST_HASHED = 1_000_000  # values that all keys consist of, each counted as often as it is reached
 
 ATOMS = {  # opcodes that push one plain value
-    # fmt: off
     "NONE",
     "NEWTRUE",
     "NEWFALSE",
@@ -42,7 +41,6 @@ ATOMS = {  # opcodes that push one plain value
     "SHORT_BINUNICODE",
     "BINUNICODE",
     "BINUNICODE8",
-    # fmt: on
 }
 TUPLES = {"EMPTY_TUPLE": 0, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 REBUILD = ("torch._utils _rebuild_tensor", "torch._utils _rebuild_tensor_v2", "torch._utils _rebuild_tensor_v3")
