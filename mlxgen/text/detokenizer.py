@@ -9,30 +9,10 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from mlxgen.text.stop_text import unfinished
+from mlxgen.text.spaces import Edit
 
-# transformers' replacements in decoded text if clean_up_tokenization_spaces is set, in this order.
-CLEAN_UP = (
-    (" .", "."),
-    (" ?", "?"),
-    (" !", "!"),
-    (" ,", ","),
-    (" ' ", "'"),
-    (" n't", "n't"),
-    (" 'm", "'m"),
-    (" 's", "'s"),
-    (" 've", "'ve"),
-    (" 're", "'re"),
-)
 NOT_A_CHARACTER = "\ufffd"  # stands for bytes that are not a complete character
 BYTE_PIECE = re.compile(r"<0x[0-9A-Fa-f+][0-9A-Fa-f]>")  # sentencepiece's name for a single byte
-
-
-def clean_up_spaces(text: str) -> str:
-    """Remove the spaces that word-piece tokenizers leave before punctuation and contractions in a whole text."""
-    for old, new in CLEAN_UP:
-        text = text.replace(old, new)
-    return text
 
 
 def byte_alphabet() -> dict[str, int]:
@@ -156,38 +136,20 @@ def is_local(decoder: Mapping[str, Any]) -> bool:
     return True
 
 
-class Replacer:
-    """``str.replace`` for text that arrives in pieces."""
-
-    def __init__(self, old: str, new: str) -> None:
-        self._old, self._new = old, new
-        self._pending = ""
-
-    def feed(self, text: str) -> str:
-        *done, last = (self._pending + text).split(self._old)
-        safe = len(last) - unfinished(last, (self._old,))
-        self._pending = last[safe:]
-        return self._new.join([*done, last[:safe]])
-
-    def last(self, text: str) -> str:
-        """The remaining output if the text ends with ``text``. Does not change the state."""
-        return (self._pending + text).replace(self._old, self._new)
-
-
 class StreamingDecoder:
     """The text that each token adds to a growing list of tokens, as soon as it is final.
 
-    context: the tokens before the first one (the prompt). The results of ``add`` and ``flush``, concatenated, are
+    edits: changes of the decoded text, in this order. context: the tokens before the first one (the prompt). The results of ``add`` and ``flush``, concatenated, are
     ``decode(context + tokens)`` without the beginning that it has in common with ``decode(context)``. So a word after
     the prompt keeps its leading space, and a character that begins in the prompt is returned whole.
     """
 
     def __init__(
-        self, source: TextSource, check: Callable[[int], int], clean_up: bool, context: Sequence[int] = ()
+        self, source: TextSource, check: Callable[[int], int], edits: Sequence[Edit] = (), context: Sequence[int] = ()
     ) -> None:
         self._source = source
         self._check = check
-        self._replacers = [Replacer(old, new) for old, new in CLEAN_UP] if clean_up else []
+        self._edits = edits
         self._known = ""
         for token in context:
             self._advance(token)
@@ -203,14 +165,14 @@ class StreamingDecoder:
 
     def _advance(self, token: int) -> str:
         text = self._source.add(self._check(token))
-        for replacer in self._replacers:
-            text = replacer.feed(text)
+        for edit in self._edits:
+            text = edit.feed(text)
         return text
 
     def _rest(self) -> str:
         text = self._source.rest()
-        for replacer in self._replacers:
-            text = replacer.last(text)
+        for edit in self._edits:
+            text = edit.last(text)
         return text
 
     def _without_context(self, text: str) -> str:

@@ -12,6 +12,7 @@ from mlxgen.installation import install_command
 from mlxgen.json_file import read_json
 
 MAX_BYTES = 64 << 20  # a settings file may list every token
+OTHER_VOCABULARIES = ("vocab.txt", "spiece.model", "spm.model", "tokenizer.model", "sentencepiece.bpe.model")
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 T = TypeVar("T")
 
