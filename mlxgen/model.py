@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
@@ -39,33 +39,54 @@ def load(name: str = "fairy-tales", *, revision: str | None = None) -> Model:
     return open_model(name, revision=revision)
 
 
-def encode_prompt(model: Model, prompt: object) -> list[int]:
-    """The token ids of a prompt, which is text, or a list or array of ids.
+def encode_prompt(model: Model, prompt: object, *, begins: bool = False) -> list[int]:
+    """The token ids of a prompt: text, a list or array of ids, or what a tokenizer of transformers returns for a text.
 
-    Raises OptionError for anything else, and for ids outside the vocabulary.
+    begins: whether the prompt is the beginning of a context. Text then gets the start tokens that the tokenizer itself
+    adds. Raises OptionError for anything else, and for ids outside the vocabulary.
     """
-    if isinstance(prompt, bytes) or not isinstance(prompt, Iterable):
-        raise OptionError(f"a prompt must be text or a list of token ids, not {type(prompt).__name__}")
-    ids: list[Any]
     if isinstance(prompt, str):
         ids = model.tokenizer.encode(prompt)
-    else:
-        ids = prompt.tolist() if hasattr(prompt, "tolist") else list(prompt)  # MLX or NumPy array
+        return _checked(model, model.tokenizer.with_start(ids) if begins else ids)
+    if isinstance(prompt, Mapping):
+        if "input_ids" not in prompt:
+            raise OptionError("a prompt must be text, a list of token ids, or a mapping with input_ids")
+        rows = _listed(prompt["input_ids"])
+        return _checked(model, _listed(rows[0]) if len(rows) == 1 and isinstance(rows[0], Iterable) else rows)
+    return _checked(model, _listed(prompt))
+
+
+def _listed(prompt: object) -> list[Any]:
+    """The elements of a list or of an array of MLX, NumPy or torch."""
+    if isinstance(prompt, bytes | str) or not isinstance(prompt, Iterable):
+        raise OptionError(f"a prompt must be text or a list of token ids, not {type(prompt).__name__}")
+    listed = prompt.tolist() if hasattr(prompt, "tolist") else prompt
+    return list(listed) if isinstance(listed, Iterable) else [listed]
+
+
+def _checked(model: Model, ids: list[Any]) -> list[int]:
     size = model.config.vocab_size
     for token in ids:
+        if isinstance(token, Iterable) and not isinstance(token, str | bytes):
+            raise OptionError(
+                f"a prompt is one list of token ids, and this one has {len(ids)} rows: give one of its rows,"
+                " or all of them to mlxgen.batch()"
+            )
         if isinstance(token, bool) or not isinstance(token, Integral) or not 0 <= int(token) < size:
             raise OptionError(f"token id {token!r} is outside the vocabulary (0 to {size - 1})")
     return [int(token) for token in ids]
 
 
-def start_token(model: Model) -> int:
-    """The token for an empty prompt: the model's start token, otherwise an end token, as in transformers.
+def start_tokens(model: Model) -> list[int]:
+    """The tokens for an empty prompt: those that the tokenizer adds before a text, otherwise the model's start token,
+    otherwise an end token, as in transformers.
 
-    Raises OptionError if the model has neither.
+    Raises OptionError if the model has none of them.
     """
-    start = model.config.bos_token_id
-    if start is None:
-        start = min(model.end_tokens, default=None)
+    if model.tokenizer.start_ids:
+        return list(model.tokenizer.start_ids)
+    ends = min(model.end_tokens, default=None)
+    start = next((id for id in (model.config.bos_token_id, model.tokenizer.bos_token_id, ends) if id is not None), None)
     if start is None:
         raise OptionError("the prompt is empty, and the model has no start or end token to begin with; give a prompt")
-    return start
+    return [start]

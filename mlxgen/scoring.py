@@ -15,7 +15,7 @@ import mlx.core as mx
 
 from mlxgen.errors import NumericError, OptionError
 from mlxgen.generation.request import Progress
-from mlxgen.model import Model, encode_prompt, start_token
+from mlxgen.model import Model, encode_prompt, start_tokens
 from mlxgen.sampling.softmax import log_softmax
 
 HEAD_CHUNK = 256  # positions whose logits are in memory at a time: 50 MB for GPT-2's vocabulary in float32
@@ -113,7 +113,7 @@ def score(
     stride = max(size // 2, 1) if stride is None else stride
     if isinstance(stride, bool) or not isinstance(stride, int) or not 1 <= stride <= size:
         raise OptionError(f"stride must be a whole number from 1 to the model's {size} positions, not {stride!r}")
-    tokens, before = encode_prompt(model, text), encode_prompt(model, context)
+    tokens, before = encode_prompt(model, text), encode_prompt(model, context, begins=bos)
     if not before and bos:
         before = _start(model)
     if not tokens:
@@ -134,7 +134,7 @@ def score(
 
 def _start(model: Model) -> list[int]:
     try:
-        return [start_token(model)]
+        return start_tokens(model)
     except OptionError:
         raise OptionError(
             "the model has no start or end token to put before the first token; score without one"

@@ -15,7 +15,7 @@ from mlxgen.generation.request import Request, check_options, checked_seed
 from mlxgen.generation.results import Step
 from mlxgen.generation.session import Session
 from mlxgen.generation.session_file import SessionFileError, write
-from mlxgen.model import Model, encode_prompt, start_token
+from mlxgen.model import Model, encode_prompt, start_tokens
 
 CONTEXT_TOKENS = 16  # how many tokens before an answer can affect its decoding
 NOTES = "chat"  # the entry of a session file's notes
@@ -168,8 +168,8 @@ class Conversation:
                 turn.text = ""
             rest = whole
         mark = session.mark()
-        ids = encode_prompt(session.model, rest)
-        session.extend(ids if ids or session.tokens else [start_token(session.model)])
+        ids = encode_prompt(session.model, rest, begins=not (session.tokens or self.template.writes_start))
+        session.extend(ids if ids or session.tokens else start_tokens(session.model))
         index = len(self.turns)
         seed = self.seed if index == attempt == 0 else random.Random(f"{self.seed} {index} {attempt}").getrandbits(32)
         turn = Turn(text, mark.tokens, mark.processed, len(session.tokens), whole, seed, attempt)
@@ -227,15 +227,16 @@ class Conversation:
     def _tokenize_again(self) -> None:
         """Tokenize every turn again after a change of the system text. An unchanged beginning stays in the cache."""
         ids: list[int] = []
-        encode, written = self.session.model.tokenizer.encode, ""
+        tokenizer, written = self.session.model.tokenizer, ""
         for at, turn in enumerate(self.turns):
             text = self._text_of([*self.turns[:at], turn.user])
             if not text.startswith(written):
                 break
             turn.start = turn.processed = len(ids)
-            ids += encode(text[len(written) :])
+            added = tokenizer.encode(text[len(written) :])
+            ids += added if ids or self.template.writes_start else tokenizer.with_start(added)
             turn.first, turn.text = len(ids), text
-            ids += encode(turn.answer)
+            ids += tokenizer.encode(turn.answer)
             written = text + turn.answer
         self.session.reset_to(ids)
 
@@ -257,6 +258,7 @@ def system_tokens(model: Model, template: Template, system: str) -> int:
     if not system:
         return 0
     try:
-        return len(model.tokenizer.encode(template.write([{"role": "system", "content": system}], False)))
+        ids = model.tokenizer.encode(template.write([{"role": "system", "content": system}], False))
+        return len(ids if template.writes_start else model.tokenizer.with_start(ids))
     except TemplateError:  # a template may reject a conversation without turns
         return 0

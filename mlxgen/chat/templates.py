@@ -44,13 +44,14 @@ class Template:
 
     write: called with (messages, prompt); returns the messages as one text, followed by the beginning of the model's
     turn if prompt is True. stop: texts that end the model's answer, in addition to its end tokens. speaks: whether the
-    two sides take turns; in a story they write one text.
+    two sides take turns; in a story they write one text. writes_start: whether it writes the start token itself.
     """
 
     name: str
     write: Callable[[Sequence[Message], bool], str]
     stop: tuple[str, ...] = ()
     speaks: bool = True
+    writes_start: bool = False
 
 
 def choose_template(model: Model, name: str = "auto") -> Template:
@@ -135,7 +136,7 @@ def _own(model: Model) -> Template:
             reason = reason_of(error)
             raise TemplateError(f"the model's chat template cannot write this conversation: {reason}") from None
 
-    return Template("model", write, stop=_turn_end(write))
+    return Template("model", write, stop=_turn_end(write), writes_start=True)
 
 
 def _turn_end(write: Callable[[Sequence[Message], bool], str]) -> tuple[str, ...]:

@@ -85,7 +85,7 @@ class Context(CachedContext):
         Text is tokenized on its own, so no token spans the boundary to the text before. Raises ContextError if it does
         not fit and OptionError for ids outside the vocabulary; the session is then unchanged.
         """
-        ids = encode_prompt(self.model, addition)
+        ids = encode_prompt(self.model, addition, begins=not (self.tokens or self.untracked))
         self._check_room(len(self.tokens) + len(ids))
         self.end_answer()
         self.tokens.extend(ids)
@@ -93,7 +93,7 @@ class Context(CachedContext):
     @one_thread
     def reset_to(self, prompt: str | Sequence[int]) -> None:
         """Replace the context with the prompt. The cache of a common beginning is reused."""
-        ids = encode_prompt(self.model, prompt)
+        ids = encode_prompt(self.model, prompt, begins=True)
         self._check_room(len(ids))
         shared = shared_length(self.tokens, ids)
         self.rewind(len(self.tokens) - shared)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, TypedDict, Unpack, cast
 
 from mlxgen.errors import OptionError, check_whole
-from mlxgen.model import Model, encode_prompt, start_token
+from mlxgen.model import Model, encode_prompt, start_tokens
 from mlxgen.sampling.chooser import LogitsProcessor
 from mlxgen.sampling.samplers import Sampling, check_bias
 from mlxgen.text.stop_text import StopText
@@ -122,12 +122,12 @@ class Request:
     def with_prompt(self, model: Model, prompt: str | Sequence[int], *, added: bool = False) -> Request:
         """A copy of the request with a prompt, which is tokenized here. Raises OptionError.
 
-        An empty prompt becomes the model's start token, unless it is added to a context that already has tokens
-        (added=True): then it stays empty.
+        Text begins with the tokens that the tokenizer puts before one, and an empty prompt becomes the model's start
+        token. Not so where the prompt is added to a context that already has tokens (added=True).
         """
         self.check_against(model)
-        own = encode_prompt(model, prompt)
-        ids = own if own or added else [start_token(model)]
+        own = encode_prompt(model, prompt, begins=not added)
+        ids = own if own or added else start_tokens(model)
         return replace(self, prompt=prompt if isinstance(prompt, str) else own, ids=tuple(ids))
 
     def check_against(self, model: Model) -> None:

@@ -1,7 +1,8 @@
 """GPT2Config: a config.json, read and checked once. All other modules rely on these checks.
 
 The file is untrusted: sizes have limits, and an unsupported feature raises an error that names it. Missing entries get
-the defaults of transformers' GPT2Config.
+the defaults of transformers' GPT2Config, except for the start and end tokens: only a tokenizer tells whether 50256 is
+GPT-2's end token or an ordinary word.
 """
 
 from __future__ import annotations
@@ -48,7 +49,6 @@ SPELLINGS = {
 }
 
 DEFAULTS = {"vocab_size": 50257, "n_positions": 1024, "n_embd": 768, "n_layer": 12, "n_head": 12}
-END_OF_TEXT = 50256
 
 #: MLX's quantization modes -> the default (group_size, bits) of each.
 QUANTIZATION_MODES = {"affine": (64, 4), "mxfp4": (32, 4), "nvfp4": (16, 4), "mxfp8": (32, 8)}
@@ -87,8 +87,8 @@ class GPT2Config:
     scale_attn_by_inverse_layer_idx: bool = False
     reorder_and_upcast_attn: bool = False
     tie_word_embeddings: bool = True
-    bos_token_id: int | None = END_OF_TEXT
-    eos_token_ids: tuple[int, ...] = (END_OF_TEXT,)
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
     quantization: Quantization | None = None
     conversational: bool = False  # the config has settings for conversations, as DialoGPT's has
 
@@ -137,8 +137,8 @@ class GPT2Config:
             scale_attn_by_inverse_layer_idx=_flag(entries, "scale_attn_by_inverse_layer_idx", False),
             reorder_and_upcast_attn=_flag(entries, "reorder_and_upcast_attn", False),
             tie_word_embeddings=_flag(entries, "tie_word_embeddings", True),
-            bos_token_id=next(iter(token_ids(entries, "bos_token_id", sizes["vocab_size"], END_OF_TEXT)), None),
-            eos_token_ids=token_ids(entries, "eos_token_id", sizes["vocab_size"], END_OF_TEXT),
+            bos_token_id=next(iter(token_ids(entries, "bos_token_id", sizes["vocab_size"])), None),
+            eos_token_ids=token_ids(entries, "eos_token_id", sizes["vocab_size"]),
             quantization=_quantization(entries),
             conversational=_is_conversational(entries.get("task_specific_params")),
         )
@@ -154,13 +154,13 @@ def read_config(folder: Path) -> GPT2Config:
         raise ModelError(f"{path}: {error}") from None
 
 
-def token_ids(entries: Mapping[str, Any], name: str, vocab_size: int, default: int | None = None) -> tuple[int, ...]:
+def token_ids(entries: Mapping[str, Any], name: str, vocab_size: int) -> tuple[int, ...]:
     """The token ids of an entry that holds one id or a list of them.
 
     Ids outside the vocabulary are left out: the file of a small model often keeps GPT-2's 50256. Raises ModelError for
     any other kind of entry.
     """
-    value = entries.get(name, default)
+    value = entries.get(name)
     ids = value if isinstance(value, list) else [] if value is None else [value]
     for item in ids:
         if type(item) is not int:

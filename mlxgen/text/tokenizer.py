@@ -81,7 +81,7 @@ class Tokenizer:
             ) from None
         if self._backend.find_unknown and (found := self._backend.find_unknown(text)):
             raise OptionError(
-                f"{_named(text, *found)} has no token in the model's vocabulary: leave it out or replace it"
+                f"the model's vocabulary has no token for {_named(text, *found)}: leave it out or replace it"
             )
         ids = self._backend.encode(text)
         if self.n_embeddings is not None and ids and (top := max(ids)) >= self.n_embeddings:

@@ -14,6 +14,7 @@ from mlxgen.text.tokenizer_files import OTHER_VOCABULARIES, add_tokens, load_or_
 from mlxgen.text.unknown_text import unknown_finder
 
 END_OF_TEXT = "<|endoftext|>"  # GPT-2's only special token: beginning, end and unknown
+END_OF_TEXT_ID = 50256  # its number in GPT-2's own vocabulary
 SAMPLE = "a"  # a text, to see what the tokenizer adds to it
 
 
@@ -53,7 +54,8 @@ def has_byte_level_files(folder: Path) -> bool:
 def _backend(
     library: tokenizers.Tokenizer, folder: Path, settings: Mapping[str, Any], kind: str, *, add_bos: bool = False
 ) -> Backend:
-    if kind == "GPT2Tokenizer" or (not kind and library.token_to_id(END_OF_TEXT) is not None):
+    end = library.token_to_id(END_OF_TEXT)
+    if kind == "GPT2Tokenizer" or (not kind and end is not None) or end == END_OF_TEXT_ID:
         defaults = dict.fromkeys(("bos_token", "eos_token", "unk_token"), END_OF_TEXT)
         settings = defaults | {role: value for role, value in settings.items() if value is not None}
     specials = add_tokens(library, folder, settings)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 import numpy as np
 import pytest
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,7 +15,7 @@ from mlxgen.generation.answer import generate, stream
 from mlxgen.model import Model
 
 from ..support import oracles
-from ..support.models import END, tiny_gpt2
+from ..support.models import END, our_tokenizer, tiny_gpt2
 
 GREEDY = {"temperature": 0, "ignore_eos": True}
 
@@ -86,10 +87,14 @@ def test_the_empty_prompt_starts_from_the_end_token(model, empty):
 
 def test_an_empty_prompt_without_any_start_token_is_an_error(build_model):
     model = build_model(bos_token_id=None, eos_token_id=None)
-    model = Model(model.name, model.config, model.decoder, model.tokenizer, frozenset())
+    assert generate(model, "", max_tokens=1).prompt_tokens == [model.tokenizer.bos_token_id]
+    letters = our_tokenizer(
+        tokenizers.Tokenizer(tokenizers.models.BPE({chr(0x4E00 + at): at for at in range(282)}, []))
+    )
+    model = Model(model.name, model.config, model.decoder, letters, frozenset())
     with pytest.raises(OptionError, match="prompt is empty"):
         generate(model, "")
-    model = Model(model.name, model.config, model.decoder, model.tokenizer, frozenset({9, 12}))
+    model = Model(model.name, model.config, model.decoder, letters, frozenset({9, 12}))
     assert generate(model, "", max_tokens=1).prompt_tokens == [9]
 
 

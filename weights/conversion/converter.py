@@ -21,7 +21,7 @@ from mlxgen.weights.conversion.result import Conversion
 from mlxgen.weights.conversion.tokenizer_choice import Files, choose_tokenizer
 from mlxgen.weights.conversion.verification import compare
 from mlxgen.weights.conversion.weight_format import GROUP_SIZE, WeightFormat, weight_format
-from mlxgen.weights.conversion.written_config import config_entries, mlx_lm_limits
+from mlxgen.weights.conversion.written_config import config_entries, mlx_lm_limits, with_start_and_end
 from mlxgen.weights.files.headers import main_dtype
 from mlxgen.weights.files.replace_folder import check_free, replacing_folder
 from mlxgen.weights.files.writer import Progress, write_weights
@@ -104,7 +104,9 @@ def convert(
             _check_space(folder, target, n_bytes)
             _write_json(folder / "config.json", entries)
             _write_files(folder, files, checkpoint, model_card(checkpoint, target.absolute().name, changes))
-            template = _check_tokenizer(folder, model_config.vocab_size).chat_template
+            checked = _check_tokenizer(folder, model_config.vocab_size)
+            template = checked.chat_template
+            _write_json(folder / "config.json", with_start_and_end(entries, checked))
             write_weights(folder, groups, progress)
             if verify:
                 verification = compare(weights, folder)

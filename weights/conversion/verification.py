@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import mlx.core as mx
 
-from mlxgen.errors import ModelError
+from mlxgen.errors import ModelError, OptionError
 from mlxgen.network.decoder import GPT2
 from mlxgen.sampling.softmax import log_softmax
-from mlxgen.text.tokenizer import load_tokenizer
+from mlxgen.text.tokenizer import Tokenizer, load_tokenizer
 from mlxgen.weights.load import build_decoder, open_decoder
 from mlxgen.weights.parameters import DecoderWeights
 
@@ -48,7 +49,7 @@ def compare(weights: DecoderWeights, folder: Path) -> Verification:
     Raises ModelError.
     """
     config = weights.config
-    ids = load_tokenizer(folder, n_embeddings=config.vocab_size).encode(TEXT)
+    ids = _encoded(load_tokenizer(folder, n_embeddings=config.vocab_size))
     ids = [token for token in ids if token < config.vocab_size][: min(MAX_TOKENS, config.n_positions)]
     if len(ids) < 2:
         raise ModelError(f"{folder}: its tokenizer cannot encode the text of --verify; convert without --verify")
@@ -57,6 +58,18 @@ def compare(weights: DecoderWeights, folder: Path) -> Verification:
     after = _logits(open_decoder(folder), tokens)
     difference = float(mx.abs(before - after).max())
     return Verification(len(ids), difference, _perplexity(before, tokens), _perplexity(after, tokens))
+
+
+def _encoded(tokenizer: Tokenizer) -> list[int]:
+    """The ids of the text or, where the vocabulary has no token for some of its characters, of the others."""
+    try:
+        return tokenizer.encode(TEXT)
+    except OptionError:
+        ids: list[int] = []
+        for character in TEXT:
+            with suppress(OptionError):
+                ids += tokenizer.encode(character)
+        return ids
 
 
 def _logits(decoder: GPT2, tokens: mx.array) -> mx.array:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mlxgen.network.config import ACTIVATIONS, GPT2Config, Quantization
+from mlxgen.text.tokenizer import Tokenizer
 
 #: Entries of the source's config.json that are not kept: they describe the place it came from, are other spellings of
 #: entries that are written, or name Python files, which are not copied and which other programs would run.
@@ -49,9 +50,7 @@ def config_entries(
 ) -> dict[str, Any]:
     """The entries of config.json: the source's, and those that mlx-lm requires."""
     kept = {key: value for key, value in source.items() if key not in DROPPED}
-    ends = {"bos_token_id": config.bos_token_id, "eos_token_id": next(iter(config.eos_token_ids), None)}
     entries = {
-        **ends,
         **kept,
         "model_type": "gpt2",
         "architectures": ["GPT2LMHeadModel"],
@@ -71,6 +70,15 @@ def config_entries(
         block = _quantization_block(quantization)
         entries |= {"quantization": block, "quantization_config": block}
     return dict(sorted(entries.items()))
+
+
+def with_start_and_end(entries: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
+    """The entries with the tokenizer's start and end token where they name none.
+
+    Null where the tokenizer has none: other programs read 50256 into a missing entry, whatever word that is.
+    """
+    ends = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
+    return dict(sorted({**ends, **entries}.items()))
 
 
 def _quantization_block(quantization: Quantization) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import mlxgen
 from mlxgen.weights import convert
 
 from ...support import torch_gpts
-from ...support.models import byte_tokenizer
+from ...support.models import END, byte_tokenizer
 from .foreign_checkpoints import (
     CHARACTERS,
     IDS,
@@ -66,6 +66,25 @@ def test_a_vocabulary_padded_to_50304_keeps_its_rows_and_gpt2s_tokenizer(tmp_pat
     done = convert(tmp_path / "nano", tmp_path / "mlx")
     assert agree(mlx_logits(done.folder), torch_gpts.logits(model, IDS))
     assert json.loads((done.folder / "config.json").read_text())["vocab_size"] == 50304
+
+
+def test_a_vocabulary_larger_than_gpt2s_has_no_end_token_unless_its_tokenizer_names_one(tmp_path: Path) -> None:
+    """52,000 characters, of which 50,256 is an ordinary one."""
+    nano(tmp_path / "nano", vocab=52_000)
+    letters = [chr(at) for at in range(0x20000, 0x20000 + 52_000)]
+    (tmp_path / "nano" / "meta.json").write_text(json.dumps({"itos": dict(enumerate(letters))}))
+    done = convert(tmp_path / "nano", tmp_path / "mlx")
+    config = json.loads((done.folder / "config.json").read_text())
+    assert config["eos_token_id"] is None and config["bos_token_id"] is None  # null: a missing entry would mean 50256
+    model = mlxgen.load(str(done.folder))
+    assert not model.end_tokens and model.config.bos_token_id is None
+    assert model.tokenizer.decode([50256]) == letters[50256]
+    library = byte_tokenizer()  # names an end token of its own
+    library.save(str(tmp_path / "nano" / "tokenizer.json"))
+    (tmp_path / "nano" / "tokenizer_config.json").write_text(json.dumps({"eos_token": END}))
+    done = convert(tmp_path / "nano", tmp_path / "named")
+    assert json.loads((done.folder / "config.json").read_text())["eos_token_id"] == library.token_to_id(END)
+    assert mlxgen.load(str(done.folder)).end_tokens == {library.token_to_id(END)}
 
 
 def test_nanogpts_vocabulary_is_read_as_data_or_not_at_all(tmp_path: Path) -> None:
