@@ -139,9 +139,10 @@ def is_local(decoder: Mapping[str, Any]) -> bool:
 class StreamingDecoder:
     """The text that each token adds to a growing list of tokens, as soon as it is final.
 
-    edits: changes of the decoded text, in this order. context: the tokens before the first one (the prompt). The results of ``add`` and ``flush``, concatenated, are
-    ``decode(context + tokens)`` without the beginning that it has in common with ``decode(context)``. So a word after
-    the prompt keeps its leading space, and a character that begins in the prompt is returned whole.
+    edits: changes of the decoded text, in this order. context: the tokens before the first one (the prompt). The
+    results of ``add`` and ``flush``, concatenated, are ``decode(context + tokens)`` without the beginning that it has
+    in common with ``decode(context)``. So a word after the prompt keeps its leading space, and a character that begins
+    in the prompt is returned whole.
     """
 
     def __init__(

@@ -92,7 +92,7 @@ class Tokenizer:
         return ids
 
     def with_start(self, ids: Sequence[int]) -> list[int]:
-        """The ids of a text at the beginning of a context: after the start tokens, unless it begins with them already."""
+        """The ids of a text that begins a context: with the start tokens, unless they are there already."""
         start = list(self.start_ids)
         return list(ids) if [*ids[: len(start)]] == start else start + list(ids)
 
