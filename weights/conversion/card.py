@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mlxgen import __version__
+from mlxgen.weights.files.model_folder import LICENCE_FILES
 from mlxgen.weights.sources.checkpoint import Checkpoint
 
 KEPT = ("license", "license_name", "license_link", "language", "datasets", "base_model")
@@ -43,7 +44,7 @@ Licence: {licence}.
 
 
 def licence_files(folder: Path) -> list[Path]:
-    return [path for path in sorted(folder.glob("LICENSE*")) if path.is_file()]
+    return [folder / name for name in LICENCE_FILES if (folder / name).is_file()]
 
 
 def _metadata(folder: Path) -> Mapping[str, Any]:

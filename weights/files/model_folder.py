@@ -26,22 +26,28 @@ TOKENIZER_FILES = (
     "vocab.json",
     "merges.txt",
     "vocab.txt",
-    "*.model",  # sentencepiece
+    "tokenizer.model",  # sentencepiece
+    "spiece.model",
+    "sentencepiece.bpe.model",
 )
 #: Files besides the weights that opening a model can need.
 SMALL_FILES = ("config.json", "generation_config.json", *TOKENIZER_FILES)
-CARD_FILES = ("README.md", "LICENSE*")
-#: Every file that a model folder may contain. A folder that contains anything else is never replaced.
+LICENCE_FILES = ("LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE", "NOTICE.txt", "NOTICE.md")
+CARD_FILES = ("README.md", *LICENCE_FILES)
+_DIGITS = "[0-9]" * 5
+#: Every file that mlxgen, mlx-lm or transformers write into a model folder. A folder that contains anything else is never replaced.
 ALL_FILES = (
     *SMALL_FILES,
     *CARD_FILES,
-    *TORCH_WEIGHTS,
-    "model*.safetensors",
+    SINGLE,
     INDEX,
+    f"model-{_DIGITS}-of-{_DIGITS}.safetensors",
+    TORCH_SINGLE,
+    TORCH_INDEX,
+    f"pytorch_model-{_DIGITS}-of-{_DIGITS}.bin",
     "chat_template.json",
     "encoder.json",
     "vocab.bpe",
-    "NOTICE*",
     "training_args.bin",
     ".gitattributes",
     ".DS_Store",

@@ -20,7 +20,7 @@ from mlxgen.errors import MlxgenError, printable, reason_of
 from mlxgen.weights.files.model_folder import ALL_FILES
 
 TRIES = 5
-LEFTOVER = re.compile(r"\.(?P<name>.+)\.mlxgen-(?P<kind>new|old)-\w+")
+LEFTOVER = re.compile(r"\.(?P<name>.+)\.mlxgen-(?P<kind>new|old|gone)-\w+")
 
 
 @contextmanager
@@ -104,7 +104,7 @@ def remove_leftovers(parent: Path) -> None:
                 if found["kind"] == "old" and not (parent / found["name"]).exists():
                     path.rename(parent / found["name"])
                 else:
-                    shutil.rmtree(path, ignore_errors=True)
+                    _remove(path)
             finally:
                 os.close(lock)
 
@@ -139,10 +139,17 @@ def _move(new: Path, target: Path) -> None:
         except BaseException:
             old.rename(target)
             raise
-        shutil.rmtree(old, ignore_errors=True)
+        _remove(old)
     finally:
         if lock is not None:
             os.close(lock)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder that was moved aside. Its name says so first: what is left after a kill is never moved back."""
+    with suppress(OSError):
+        folder = folder.rename(folder.with_name(folder.name.replace(".mlxgen-old-", ".mlxgen-gone-")))
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _lock(folder: Path) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -168,6 +169,41 @@ def test_kill_9_leaves_the_old_folder_or_none_and_the_next_run_sweeps(
     assert [path.name for path in tmp_path.iterdir()] == (["tales"] if old else [])
     if old:
         assert content(place) == before
+
+
+HALF_REMOVED = """
+import os, shutil, signal, sys
+from mlxgen.weights import convert
+
+def remove(folder, **_):
+    os.unlink(os.path.join(folder, "config.json"))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+shutil.rmtree = remove
+convert(sys.argv[1], sys.argv[2], force=True)
+"""
+
+
+def test_a_kill_while_the_old_folder_is_removed_never_brings_it_back(tmp_path: Path, source: Path) -> None:
+    place = convert(source, tmp_path / "tales", dtype="float16").folder
+    killed = subprocess.run([sys.executable, "-c", HALF_REMOVED, str(source), str(place)], check=False, timeout=120)
+    assert killed.returncode == -signal.SIGKILL
+    assert (place / "config.json").exists() and len(list(tmp_path.iterdir())) == 2
+    shutil.rmtree(place)  # the user does not want the new one either
+    remove_leftovers(tmp_path)
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["my.model", "NOTICE_of_divorce.pdf", "LICENSE_keys.txt", "model_draft.safetensors", "model-1-of-2.safetensors"],
+)
+def test_force_spares_files_that_merely_look_like_a_models(tmp_path: Path, source: Path, name: str) -> None:
+    place = convert(source, tmp_path / "tales").folder
+    (place / name).write_text("mine")
+    with pytest.raises(MlxgenError, match=rf"more than a model \({re.escape(name)}\)"):
+        convert(source, place, force=True)
+    assert (place / name).read_text() == "mine"
 
 
 def test_a_run_that_is_still_at_work_is_left_alone(tmp_path: Path, source: Path) -> None:
