@@ -12,7 +12,13 @@ from mlxgen.weights.hub.repository import snapshot
 from mlxgen.weights.sources.checkpoint import Checkpoint
 
 GPT2_SIZES = (50257, 50304)  # nanoGPT pads 50,257 to 50,304, a multiple of 64
-COMPLETE = ("tokenizer.json", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model")  # each of which is a whole vocabulary
+COMPLETE = (
+    "tokenizer.json",
+    "vocab.txt",
+    "tokenizer.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+)  # each of which is a whole vocabulary
 
 #: File name -> the file to copy, or the content to write.
 Files = dict[str, Path | bytes]
@@ -61,7 +67,7 @@ def _from_folder(folder: Path) -> Files:
         files |= {path.name: path for path in sorted(folder.glob(pattern)) if path.is_file()}
     if (folder / "encoder.json").is_file() and (folder / "vocab.bpe").is_file():
         files |= {"vocab.json": folder / "encoder.json", "merges.txt": folder / "vocab.bpe"}
-    complete = any(name in files for name in COMPLETE)
+    complete = bool(COMPLETE & files.keys())
     return files if complete or {"vocab.json", "merges.txt"} <= files.keys() else {}
 
 

@@ -16,7 +16,8 @@ TORCH_INDEX = "pytorch_model.bin.index.json"
 TORCH_WEIGHTS = (TORCH_SINGLE, TORCH_INDEX, "pytorch_model-*-of-*.bin")
 ADAPTER_CONFIG = "adapter_config.json"
 
-#: The tokenizer's files, as patterns.
+SENTENCEPIECE = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
+#: The tokenizer's files.
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -26,16 +27,14 @@ TOKENIZER_FILES = (
     "vocab.json",
     "merges.txt",
     "vocab.txt",
-    "tokenizer.model",  # sentencepiece
-    "spiece.model",
-    "sentencepiece.bpe.model",
+    *SENTENCEPIECE,
 )
 #: Files besides the weights that opening a model can need.
 SMALL_FILES = ("config.json", "generation_config.json", *TOKENIZER_FILES)
 LICENCE_FILES = ("LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE", "NOTICE.txt", "NOTICE.md")
 CARD_FILES = ("README.md", *LICENCE_FILES)
 _DIGITS = "[0-9]" * 5
-#: Every file that mlxgen, mlx-lm or transformers write into a model folder. A folder that contains anything else is never replaced.
+#: Every file that mlxgen, mlx-lm or transformers write into a model folder. One with anything else is not replaced.
 ALL_FILES = (
     *SMALL_FILES,
     *CARD_FILES,

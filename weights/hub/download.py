@@ -7,12 +7,16 @@ are large, so they are downloaded into a file beside their place in its cache, a
 from __future__ import annotations
 
 import fcntl
-import hashlib
 from pathlib import Path
+
+from mlxgen.weights.hub.checksum import check_download
 
 
 def download_file(repo: str, commit: str, file: str) -> None:
-    """Download one file of a repository into huggingface_hub's cache. Raises the client's errors, and OSError."""
+    """Download one file of a repository into huggingface_hub's cache, and check it.
+
+    Raises ModelError for a damaged file, the client's errors, and OSError.
+    """
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
     from huggingface_hub.file_download import http_get, repo_folder_name
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
@@ -37,12 +41,5 @@ def download_file(repo: str, commit: str, file: str) -> None:
         headers = build_hf_headers(library_name="mlxgen")
         http_get(url, stream, resume_size=had, headers=headers, expected_size=meta.size, displayed_filename=file)
         stream.flush()
-        if had and len(meta.etag) == 64 and _sha256(part) != meta.etag:
-            part.unlink()
-            raise OSError(f"{file} does not match its checksum")
+        check_download(part, meta.etag, file)
         part.rename(blob)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

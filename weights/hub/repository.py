@@ -21,6 +21,7 @@ from mlxgen.weights.files.model_folder import (
     torch_weights_only,
     weight_files,
 )
+from mlxgen.weights.hub.checksum import check_download
 from mlxgen.weights.hub.client_output import client_output
 from mlxgen.weights.hub.download import download_file
 from mlxgen.weights.hub.explain import explain_download
@@ -78,11 +79,26 @@ def needed_files(files: Sequence[str], *, pickled: bool = False) -> list[str]:
 
 
 def snapshot(repo: str, files: Sequence[str], revision: str | None = None) -> Path:
-    """Download the repository's files that match the patterns ``files``; their folder. Raises the client's errors."""
-    from huggingface_hub import snapshot_download
+    """Download the repository's files that match the patterns ``files``; their folder. New files are checked.
 
+    Raises ModelError for a damaged file, and the client's errors.
+    """
+    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub.file_download import repo_folder_name
+
+    blobs = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repo, repo_type="model") / "blobs"
+    known = {path.name for path in blobs.iterdir()} if blobs.is_dir() else set()
     patterns = [file.replace("[", "[[]") for file in files]
-    return Path(snapshot_download(repo, revision=revision, allow_patterns=patterns, library_name="mlxgen"))
+    folder = Path(snapshot_download(repo, revision=revision, allow_patterns=patterns, library_name="mlxgen"))
+    for path in folder.iterdir():
+        blob = path.resolve()
+        if path.is_symlink() and blob.is_file() and blob.name not in known:
+            try:
+                check_download(blob, blob.name, path.name)
+            except ModelError:
+                path.unlink()
+                raise
+    return folder
 
 
 def _matches(file: str, patterns: Sequence[str]) -> bool:
