@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import click
 from click.core import ParameterSource
 
+from mlxgen.cli.output import say
 from mlxgen.cli.settings import SETTINGS, F
 
 if TYPE_CHECKING:
@@ -85,7 +88,27 @@ def open_model(given: Mapping[str, Any]) -> Model:
         from huggingface_hub.utils.tqdm import disable_progress_bars
 
         disable_progress_bars()
-    return mlxgen.load(given["model"], revision=given["revision"])
+    with _warnings_as_lines(given.get("quiet", False)):
+        return mlxgen.load(given["model"], revision=given["revision"])
+
+
+@contextmanager
+def _warnings_as_lines(quiet: bool) -> Iterator[None]:
+    """Print each ModelWarning as one line to standard error."""
+    from mlxgen.errors import ModelWarning
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore" if quiet else "always", ModelWarning)
+        usual = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *where: Any) -> None:
+            if issubclass(category, ModelWarning):
+                say(f"Warning: {message}")
+            else:
+                usual(message, category, *where)
+
+        warnings.showwarning = show
+        yield
 
 
 def open_draft(given: Mapping[str, Any], request: Request, model: Model) -> Request:

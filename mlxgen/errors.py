@@ -13,6 +13,10 @@ class ModelError(MlxgenError):
     """A model that cannot be opened: its folder, config, weights, tokenizer or download."""
 
 
+class ModelWarning(UserWarning):
+    """A model that opens, but not entirely as it is stored."""
+
+
 class ContextError(MlxgenError, ValueError):
     """A prompt that does not fit into the position table."""
 

@@ -45,6 +45,7 @@ HOUSE = {
                           hub
                        parameters
                         layouts
+                      tensor_names
                          files
     """,
     "mlxgen.cli": """

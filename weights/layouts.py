@@ -20,6 +20,7 @@ from mlxgen.errors import ModelError, printable
 from mlxgen.network.config import GPT2Config, Quantization
 from mlxgen.weights.files.headers import StoredTensor, main_dtype, read_headers
 from mlxgen.weights.files.model_folder import weight_files
+from mlxgen.weights.tensor_names import further_heads, plain_names, shared_prefix
 
 Shape = tuple[int, ...]
 
@@ -48,11 +49,22 @@ class Layout:
 
     sources: Mapping[str, Source]
     packed: Mapping[str, Quantization]
+    left_out: tuple[str, ...] = ()  # tensors of heads that a language model does not have
 
     @property
     def nbytes(self) -> int:
         """Bytes of the weights in their files."""
         return sum(source.tensor.nbytes for source in self.sources.values())
+
+    @property
+    def notes(self) -> list[str]:
+        """What is not as it is stored, in sentences."""
+        notes = []
+        if self.left_out:
+            notes.append(f"{listed(self.left_out, 3)}: left out, because it is not part of a language model")
+        if any(source.tensor.narrowed for source in self.sources.values()):
+            notes.append("the weights are stored in float64 and were converted to float32")
+        return notes
 
     @property
     def dtype(self) -> DType:
@@ -98,28 +110,32 @@ def decoder_shapes(config: GPT2Config) -> dict[str, Shape]:
     return shapes
 
 
-def match(stored: Mapping[str, StoredTensor], config: GPT2Config) -> Layout:
+def match(stored: Mapping[str, StoredTensor], config: GPT2Config, settings: str | None = "config.json") -> Layout:
     """Find each parameter of the decoder among the tensors of a checkpoint.
 
-    Raises ModelError that names the tensors which are missing, unexpected, or of another shape than the config's.
+    settings: where the config is from, for errors; None if it follows from the tensors. Raises ModelError that names
+    the tensors which are missing, unexpected, or of another shape than the config's.
     """
-    prefix = next((p for p in ("transformer.", "model.") if any(name.startswith(p) for name in stored)), "")
+    names = plain_names(stored)
+    further = further_heads(names.values(), HEAD in names.values())
+    prefix = next((p for p in ("transformer.", "model.") if any(name.startswith(p) for name in names.values())), "")
     conv1d = prefix != "model."
     sources: dict[str, Source] = {}
     unexpected: list[str] = []
     expected = decoder_shapes(config)
-    for name, tensor in stored.items():
+    for stored_name, tensor in stored.items():
+        name = names[stored_name]
         rest = name.removeprefix(prefix)
-        if MASKS.fullmatch(rest):
+        if MASKS.fullmatch(rest) or name in further:
             continue
         if name.startswith("lm_head."):
             target = name
         elif name.startswith(prefix):
             target = f"model.{rest}"
         else:
-            unexpected.append(name)
+            unexpected.append(stored_name)
             continue
-        sources[target] = Source(name, tensor, conv1d and rest.endswith(PRODUCTS))
+        sources[target] = Source(stored_name, tensor, conv1d and rest.endswith(PRODUCTS))
     if config.tie_word_embeddings and HEAD in sources:
         if EMBEDDING in sources:
             expected[HEAD] = expected[EMBEDDING]
@@ -128,6 +144,10 @@ def match(stored: Mapping[str, StoredTensor], config: GPT2Config) -> Layout:
     packed = {} if conv1d else _packed(sources, config, expected)
     unexpected += [source.name for target, source in sources.items() if target not in expected]
     missing = [_published(target, prefix) for target in expected if target not in sources]
+    if len(missing) == len(expected):
+        common = shared_prefix(stored)
+        shown = f"begin with {printable(common)!r}" if common else f"are {listed(stored, 3)}"
+        raise ModelError(f"the weights are not those of a GPT-2: none of its tensors is there, and their names {shown}")
     wrong = [
         problem
         for target, shape in expected.items()
@@ -136,8 +156,9 @@ def match(stored: Mapping[str, StoredTensor], config: GPT2Config) -> Layout:
     if missing or unexpected or wrong:
         kinds = [("missing ", missing), ("unexpected ", unexpected), ("", wrong)]
         problems = "; ".join(kind + listed(names, MOST_NAMES) for kind, names in kinds if names)
-        raise ModelError(f"the weights do not match config.json: {problems}")
-    return Layout(sources, packed)
+        wrong_for = f"do not match {settings}" if settings else "do not fit together"
+        raise ModelError(f"the weights {wrong_for}: {problems}")
+    return Layout(sources, packed, tuple(further))
 
 
 def _packed(sources: Mapping[str, Source], config: GPT2Config, expected: dict[str, Shape]) -> dict[str, Quantization]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,13 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlxgen import device
-from mlxgen.errors import ModelError, reason_of
+from mlxgen.errors import ModelError, ModelWarning, reason_of
 from mlxgen.json_file import read_json
 from mlxgen.model import Model
 from mlxgen.network.config import GPT2Config, Quantization, read_config, token_ids
 from mlxgen.network.decoder import GPT2
 from mlxgen.text.tokenizer import load_tokenizer
-from mlxgen.weights.files.arrays import load_arrays
+from mlxgen.weights.files.arrays import tensor_reader
 from mlxgen.weights.hub.locate import naming_hidden_model, resolve
 from mlxgen.weights.layouts import Source, decoder_shapes, read_layout
 from mlxgen.weights.parameters import DecoderWeights, Read, decoder_weights
@@ -46,6 +47,8 @@ def open_decoder(folder: Path, *, packed: bool | None = None) -> GPT2:
     """
     config = read_config(folder)
     layout = read_layout(folder, config)
+    for note in layout.notes:
+        warnings.warn(f"{folder}: {note}", ModelWarning, stacklevel=2)
     decoder = build_decoder(
         decoder_weights(config, layout, _reader()), packed=not device.on_cpu() if packed is None else packed
     )
@@ -87,13 +90,13 @@ def end_tokens(folder: Path, config: GPT2Config, tokenizer_end: int | None) -> f
 
 def _reader() -> Read:
     """Reads tensors from their files, opening each file once."""
-    opened: dict[Path, dict[str, mx.array]] = {}
+    opened: dict[Path, Callable[[str], mx.array]] = {}
 
     def read(source: Source) -> mx.array:
         file = source.tensor.file
         if file not in opened:
-            opened[file] = load_arrays(file)
-        return opened[file][source.name]
+            opened[file] = tensor_reader(file)
+        return opened[file](source.name)
 
     return read
 

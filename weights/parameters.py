@@ -70,7 +70,7 @@ def decoder_weights(config: GPT2Config, layout: Layout, read: Read) -> DecoderWe
     if all(b in layout.sources and same_numbers(weights.stored(a), weights.stored(b)) for a, b in pairs):
         sources = {target: source for target, source in layout.sources.items() if target not in head}
         packed = {path: entry for path, entry in layout.packed.items() if path != "lm_head"}
-        return replace(weights, layout=Layout(sources, packed))
+        return replace(weights, layout=replace(weights.layout, sources=sources, packed=packed))
     return replace(weights, config=replace(config, tie_word_embeddings=False))
 
 

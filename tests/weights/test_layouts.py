@@ -82,11 +82,11 @@ def test_missing_unexpected_and_wrongly_shaped_tensors_are_all_named() -> None:
     stored = checkpoint(CONFIG, "transformer.")
     del stored["transformer.h.1.ln_2.bias"]
     stored["transformer.h.2.ln_1.bias"] = tensor(8)
-    stored["score.weight"] = tensor(2, 8)
+    stored["extra.weight"] = tensor(2, 8)
     stored["transformer.h.0.mlp.c_fc.weight"] = tensor(20, 8)
     message = refusal(stored)
     assert "missing transformer.h.1.ln_2.bias" in message
-    assert "unexpected score.weight, transformer.h.2.ln_1.bias" in message
+    assert "unexpected extra.weight, transformer.h.2.ln_1.bias" in message
     assert "transformer.h.0.mlp.c_fc.weight has shape [20, 8], not [8, 20]" in message
 
 

@@ -94,8 +94,8 @@ def convert(
     stored_as = main_dtype(tensors).name
     quantization = target_format.quantization or (model_config.quantization if is_quantized(groups) else None)
     files, tokenizer = choose_tokenizer(checkpoint, model_config.vocab_size, None if vocab is None else str(vocab))
-    for limit in mlx_lm_limits(model_config):
-        add_warning(limit)
+    for note in (*layout.notes, *mlx_lm_limits(model_config)):
+        add_warning(note)
     entries = config_entries(checkpoint.entries, model_config, quantization, stored_as)
     changes = _changes(target_format, stored_as, bool(layout.packed), tokenizer)
     verification = None
@@ -164,7 +164,7 @@ def _matched(checkpoint: Checkpoint) -> tuple[GPT2Config, Layout]:
     """The checkpoint's config, and its tensors matched to the decoder."""
     try:
         config = GPT2Config.from_dict(checkpoint.entries)
-        return config, match(checkpoint.stored, config)
+        return config, match(checkpoint.stored, config, checkpoint.settings)
     except ModelError as error:
         raise ModelError(f"{checkpoint.path}: {error}") from None
 

@@ -17,6 +17,7 @@ class StoredTensor(TensorEntry):
     """One tensor as its file describes it."""
 
     file: Path
+    narrowed: bool = False  # from float64, which MLX's GPUs do not have, to float32 when it is read
 
 
 def read_headers(files: Iterable[Path]) -> dict[str, StoredTensor]:
@@ -33,7 +34,8 @@ def read_headers(files: Iterable[Path]) -> dict[str, StoredTensor]:
             if name in stored:
                 both = f"{stored[name].file.name} and {file.name}"
                 raise ModelError(f"{file.parent}: {printable(name)} is in both {both}; download the model again")
-            stored[name] = StoredTensor(tensor.dtype, tensor.shape, file)
+            narrowed = tensor.dtype == "F64"
+            stored[name] = StoredTensor("F32" if narrowed else tensor.dtype, tensor.shape, file, narrowed)
     return stored
 
 

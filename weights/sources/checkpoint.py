@@ -29,6 +29,7 @@ class Checkpoint:
     tensors: Mapping[str, LazyTensor]  # in a layout that layouts.match knows
     folder: Path  # where its tokenizer and its card are
     path: Path  # what errors name
+    settings: str | None = "config.json"  # where the entries are from, None if from the tensors alone
     dataset: str | None = None  # the name of nanoGPT's data folder
     repo: str | None = None  # on the hub
     commit: str | None = None

@@ -11,7 +11,7 @@ import mlx.core as mx
 from mlxgen.errors import ModelError
 from mlxgen.json_file import read_json
 from mlxgen.network.config import GPT2Config
-from mlxgen.weights.files.arrays import load_arrays
+from mlxgen.weights.files.arrays import tensor_reader
 from mlxgen.weights.files.headers import read_headers
 from mlxgen.weights.files.model_folder import (
     INDEX,
@@ -139,6 +139,6 @@ def _from_safetensors(files: Sequence[Path]) -> dict[str, LazyTensor]:
 
 def _reader(file: Path, name: str) -> Callable[[], mx.array]:
     def read() -> mx.array:
-        return load_arrays(file)[name]  # lazy: only this tensor is read, and nothing keeps it afterwards
+        return tensor_reader(file)(name)  # lazy: only this tensor is read, and nothing keeps it afterwards
 
     return read

@@ -98,7 +98,8 @@ def _lazy(file: Path, name: str, tensor: Any) -> LazyTensor:
     # float64 is narrowed when it is read: MLX's GPUs do not have it.
     dtype = FLOAT32 if torch_name == "float64" else BY_NAME.get(torch_name)
     tag = torch_name if dtype is None else dtype.tag
-    return LazyTensor(StoredTensor(tag, tuple(tensor.shape), file), _reader(file, name, tensor))
+    stored = StoredTensor(tag, tuple(tensor.shape), file, narrowed=torch_name == "float64")
+    return LazyTensor(stored, _reader(file, name, tensor))
 
 
 def _reader(file: Path, name: str, tensor: Any) -> Callable[[], mx.array]:

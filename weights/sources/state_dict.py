@@ -14,12 +14,12 @@ from typing import Any
 
 from mlxgen.errors import ModelError
 from mlxgen.json_file import read_json
+from mlxgen.weights import tensor_names
 from mlxgen.weights.layouts import listed
 from mlxgen.weights.parameters import same_numbers
 from mlxgen.weights.sources import mingpt, nanogpt
 from mlxgen.weights.sources.checkpoint import Checkpoint, LazyTensor
 
-WRAPPER_PREFIXES = ("module.", "_orig_mod.")  # DistributedDataParallel, torch.compile
 LINEAR_PREFIX = "model."  # the layout whose weights are [out, in]
 MASK = re.compile(r"(.*\.)?h\.0\.attn\.bias")
 #: Entries of a config.json that nanoGPT's and minGPT's configs have under the same name.
@@ -27,16 +27,18 @@ SHARED_ENTRIES = ("vocab_size", "n_layer", "n_head", "n_embd")
 
 
 def plain_names(tensors: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
-    """The tensors under names of a layout that `layouts.match` knows, without the prefixes that wrappers add."""
-    plain: dict[str, LazyTensor] = {}
-    for name, tensor in tensors.items():
-        while name.startswith(WRAPPER_PREFIXES):
-            name = name.partition(".")[2]
-        name = name.replace("lm_head.decoder.", "lm_head.")  # DialoGPT's first files
-        plain[name] = tensor
-    if any(name.startswith("model.transformer.") for name in plain):  # a training framework's prefix
-        plain = {name.removeprefix("model."): tensor for name, tensor in plain.items()}
+    """The tensors under names of a layout that `layouts.match` knows."""
+    plain = {
+        name.replace("lm_head.decoder.", "lm_head."): tensor  # DialoGPT's first files
+        for name, tensor in without_wrappers(tensors).items()
+    }
     return {_linear_name(name): tensor for name, tensor in plain.items()} if is_linear(plain) else plain
+
+
+def without_wrappers(tensors: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
+    """The tensors under their names without the prefixes of other programs. Raises ModelError, see `tensor_names`."""
+    names = tensor_names.plain_names({name: tensor.stored for name, tensor in tensors.items()})
+    return {names[name]: tensor for name, tensor in tensors.items()}
 
 
 def is_linear(tensors: Mapping[str, LazyTensor]) -> bool:
@@ -48,7 +50,7 @@ def is_linear(tensors: Mapping[str, LazyTensor]) -> bool:
 
 
 def _linear_name(name: str) -> str:
-    if name.startswith(("lm_head.", LINEAR_PREFIX)):
+    if name.startswith(("lm_head.", LINEAR_PREFIX)) or tensor_names.FURTHER_HEAD.fullmatch(name):
         return name
     return LINEAR_PREFIX + name.removeprefix("transformer.")
 
@@ -57,7 +59,11 @@ def checkpoint_from_tensors(
     content: Any, tensors: dict[str, LazyTensor], file: Path, config: Path | None
 ) -> Checkpoint:
     """The checkpoint in one file. content: all that the file contains besides its tensors. Raises ModelError."""
-    given = _given_entries(config, file)
+    given, settings = _given_entries(config, file)
+    try:
+        tensors = without_wrappers(tensors)
+    except ModelError as error:
+        raise ModelError(f"{file}: {error}") from None
     if mingpt.is_first_version(tensors):
         kind, entries, named = "minGPT state dict", mingpt.FIRST_ENTRIES, mingpt.first_version(tensors)
     else:
@@ -81,7 +87,10 @@ def checkpoint_from_tensors(
         named = nanogpt.with_biases(named)
         entries.setdefault("tie_word_embeddings", "lm_head.weight" not in named)
     assumed = given.get("activation_function") is None
-    return Checkpoint(kind, entries, named, file.parent, file, nanogpt.dataset(content), activation_assumed=assumed)
+    if settings is None and isinstance(content, Mapping) and isinstance(content.get("model_args"), Mapping):
+        settings = "model_args"
+    dataset = nanogpt.dataset(content)
+    return Checkpoint(kind, entries, named, file.parent, file, settings, dataset, activation_assumed=assumed)
 
 
 def _is_tied(tensors: Mapping[str, LazyTensor]) -> bool:
@@ -92,16 +101,16 @@ def _is_tied(tensors: Mapping[str, LazyTensor]) -> bool:
     return head.stored.shape == embedding.stored.shape and same_numbers(head.read(), embedding.read())
 
 
-def _given_entries(config: Path | None, file: Path) -> dict[str, Any]:
-    """The entries of ``config``, or of the config.json in the folder of the weights."""
+def _given_entries(config: Path | None, file: Path) -> tuple[dict[str, Any], str | None]:
+    """The entries of ``config``, or of the config.json in the folder of the weights; and the file's name, if any."""
     beside = file.parent / "config.json"
     path = config or (beside if beside.is_file() else None)
     if path is None:
-        return {}
+        return {}, None
     raw = read_json(path)
     if isinstance(raw.get("model"), dict):  # minGPT's: {"system": …, "data": …, "model": …}
         raw = raw["model"]
-    return _from_gpt(raw) if "block_size" in raw else raw
+    return _from_gpt(raw) if "block_size" in raw else raw, path.name
 
 
 def _from_gpt(arguments: Mapping[str, Any]) -> dict[str, Any]:
