@@ -107,7 +107,7 @@ def _warnings_as_lines(quiet: bool) -> Iterator[None]:
             else:
                 usual(message, category, *where)
 
-        warnings.showwarning = show
+        warnings.showwarning = show  # type: ignore[assignment]  # it takes the same arguments
         yield
 
 
