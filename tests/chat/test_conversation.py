@@ -1,54 +1,22 @@
-"""Conversations: templates, what is processed, undo and retry, sliding by turns, and the lines of `mlxgen chat`."""
+"""Conversations: what is processed, undo and retry, sliding by turns, saving."""
 
 import itertools
-import json
 from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
 
 import mlx.core as mx
 import pytest
-from click.testing import CliRunner
 
 from mlxgen import load
 from mlxgen.chat.conversation import Conversation
-from mlxgen.chat.templates import TemplateError, choose_template
-from mlxgen.cli.main import main
+from mlxgen.chat.templates import choose_template
 from mlxgen.errors import MlxgenError, OptionError
 from mlxgen.generation.request import check_options
 from mlxgen.generation.session import Session
 from mlxgen.generation.session_file import SessionFileError
 from mlxgen.model import Model
 
-from ..support.models import END, letter_tokenizer, tiny_gpt2
-
-CHATML = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-MESSAGES = [{"role": "user", "content": "Hello"}]
-EOS_JOINED = "{% for message in messages %}{{ message.content }}{{ eos_token }}{% endfor %}"
-
-
-def write_model(folder: Path, *, template: str | None = None, **changes) -> Path:
-    """A small model whose tokens are single bytes."""
-    sizes = {"n_positions": 128, "n_embd": 16, "n_layer": 1, "n_head": 2} | changes
-    return tiny_gpt2(7, letter_tokenizer(), **sizes).write(folder, chat_template=template)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("models") / "bytes")
-
-
-@pytest.fixture(scope="module")
-def model(folder: Path) -> Model:
-    return load(str(folder))
-
-
-@pytest.fixture(scope="module")
-def chatml(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    return load(str(write_model(tmp_path_factory.mktemp("models") / "chatml", template=CHATML)))
+from ..support.chats import CHATML, write_model
+from ..support.models import END
 
 
 def conversation(model: Model, template: str = "auto", *, system: str = "", keep: int | None = None, **options):
@@ -67,71 +35,6 @@ def scripted(model: Model, talk: Conversation, text: str):
     rows = mx.arange(model.config.vocab_size)
     force = lambda tokens, logits: mx.where(rows == next(ids, 0), 0.0, -1e9)[None]  # noqa: E731
     talk.request = talk.request.changed(logits_processors=[force])
-
-
-def test_templates_write_what_transformers_writes(tmp_path):
-    from transformers import AutoTokenizer
-
-    messages = [{"role": r, "content": f"{r} <1> “ä”"} for r in ("system", "user", "assistant", "user")]
-    listing = "{% for m in messages if m.role != 'system' %}\n    {{ m | tojson }}\n{% break %}{% endfor %}"
-    for number, template in enumerate((CHATML, EOS_JOINED, listing)):
-        folder = write_model(tmp_path / str(number), template=template)
-        theirs, ours = AutoTokenizer.from_pretrained(folder), choose_template(load(str(folder)), "model")
-        for prompt in (False, True):
-            expected = theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt)
-            assert ours.write(messages, prompt) == expected
-
-
-def test_the_template_is_chosen_by_looking_at_the_model(model, chatml, tmp_path):
-    assert choose_template(model).name == "story"
-    assert choose_template(chatml).name == "model" and choose_template(chatml).stop == ("<|im_end|>",)
-    folder = write_model(tmp_path / "DialoGPT-tiny")
-    assert choose_template(load(str(folder))).name == "dialogpt"
-    folder = write_model(tmp_path / "talk", task_specific_params={"conversational": {"max_length": 1000}})
-    talker = load(str(folder))
-    assert choose_template(talker).name == "dialogpt"
-    assert choose_template(replace(talker, name="somebody/on-the-hub")).name == "dialogpt"
-    assert choose_template(chatml, "plain").name == "plain"
-    with pytest.raises(TemplateError, match="has no chat template"):
-        choose_template(model, "model")
-    with pytest.raises(OptionError, match="no template 'x'"):
-        choose_template(model, "x")
-
-
-@pytest.mark.parametrize(
-    "template",
-    [
-        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
-        "{% for m in messages %}{{ messages.append(m) }}{% endfor %}",
-        "{{ raise_exception('no system text') }}",
-        "{% for",
-        "{% for i in range(10**9) %}{% endfor %}",
-    ],
-)
-def test_a_template_can_do_nothing_but_write(tmp_path, template):
-    with pytest.raises(TemplateError):
-        choose_template(load(str(write_model(tmp_path / "m", template=template)))).write(MESSAGES, True)
-
-
-def test_a_template_that_refuses_the_sample_can_still_be_used(tmp_path):
-    needs_system = "{% if messages[0].role != 'system' %}{{ raise_exception('no system text') }}{% endif %}" + CHATML
-    only_one = "{% if messages | length != 1 %}{{ raise_exception('one turn only') }}{% endif %}" + CHATML
-    newest_only = "{{ messages[-1].content if messages[-1].role == 'user' }}<end>"
-    stops = {needs_system: ("<|im_end|>",), only_one: (), newest_only: ()}
-    for number, (source, stop) in enumerate(stops.items()):
-        folder = write_model(tmp_path / str(number), template=source)
-        assert choose_template(load(str(folder))).stop == stop
-        ran = chat(folder, "hi\n", *(("--system", "S") if source == needs_system else ()))
-        assert ran.exit_code == 0, ran.output
-
-
-def test_how_turns_are_written(model):
-    turns = [("user", "Hello"), ("assistant", " Hi."), ("user", "Bye")]
-    messages = [{"role": role, "content": content} for role, content in turns]
-    assert choose_template(model, "dialogpt").write(messages, True) == f"Hello{END} Hi.{END}Bye{END}"
-    plain = choose_template(model, "plain").write([{"role": "system", "content": "A talk."}, *messages], True)
-    assert plain == "A talk.\nUser: Hello\nAssistant: Hi.\nUser: Bye\nAssistant:"
-    assert choose_template(model, "story").write(messages, True) == "Hello Hi.\n\nBye"
 
 
 ANSWERS = {
@@ -305,89 +208,3 @@ def test_a_saved_talk_goes_on_as_if_it_had_never_stopped(model, chatml, tmp_path
     assert len(talk.turns) == 2
     # The same weights with another tokenizer setting: what was computed is the same.
     conversation(chatml).load(path)
-
-
-def chat(folder: Path, lines: str, *options: str):
-    return CliRunner().invoke(main, ["chat", "-m", str(folder), "--seed", "1", "-n", "5", *options], input=lines)
-
-
-def test_lines_in_one_json_object_an_answer_out(folder):
-    ran = chat(folder, "hi\nhow are you\n\n/undo\nhow are you\n//slash\n", "--json")
-    assert ran.exit_code == 0, ran.output
-    answers = [json.loads(line) for line in ran.stdout.splitlines()]
-    assert [a["user"] for a in answers] == ["hi", "how are you", "how are you", "/slash"]
-    assert [a["turn"] for a in answers] == [1, 2, 2, 3]
-    assert answers[1]["text"] == answers[2]["text"] and answers[1]["seed"] == answers[2]["seed"]
-    assert all(len(a["tokens"]) == a["generated_tokens"] <= 5 for a in answers)
-    assert ran.stderr == ""
-
-
-def test_commands_without_a_terminal(folder, tmp_path):
-    path = tmp_path / "talk.safetensors"
-    changes = "/set temperature=0 top_p=off max-tokens=2"
-    lines = ["hi", f"/save {path}", changes, "more", "/reset", f"/load {path}", "/stats", "bye", "/exit", "no"]
-    ran = chat(folder, "\n".join(lines), "--json")
-    assert ran.exit_code == 0, ran.output
-    answers = [json.loads(line) for line in ran.stdout.splitlines()]
-    assert [(a["user"], a["turn"]) for a in answers] == [("hi", 1), ("more", 2), ("bye", 2)]
-    assert answers[1]["generated_tokens"] <= 2
-    assert "Turns: 1." in ran.stderr
-
-
-@pytest.mark.parametrize(
-    ("line", "reason"),
-    [
-        ("/nothing", "unknown command /nothing"),
-        ("/undo", "nothing to undo"),
-        ("/set temperature=-1", "temperature must be 0"),
-        ("/set colour=2", "cannot set 'colour=2'"),
-        ("/set top_k=many", "must be a number"),
-        ("/save", "needs a file name"),
-        ("/load /no/such/file", "No such file"),
-        ("/edit x", "nothing to edit"),
-    ],
-)
-def test_a_wrong_command_says_why(folder, line, reason):
-    ran = chat(folder, line + "\n")
-    assert ran.exit_code == 1 and ran.stdout == ""
-    assert ran.stderr.startswith("Error: line 1: ") and reason in ran.stderr and len(ran.stderr.splitlines()) == 1
-
-
-def test_a_refused_line_does_not_end_the_run(folder):
-    lines = f"hi\n/nothing\n\n{'x' * 200}\n/undo\n/undo\nbye\n"
-    ran = chat(folder, lines, "--json", "--overflow", "stop")
-    assert ran.exit_code == 1 and ran.stderr == ""
-    first, unknown, long, empty, last = [json.loads(line) for line in ran.stdout.splitlines()]
-    assert (first["user"], last["user"], last["turn"]) == ("hi", "bye", 1)
-    assert (unknown["line"], unknown["user"]) == (2, "/nothing") and "unknown command" in unknown["error"]
-    assert long["line"] == 4 and "128 positions" in long["error"]
-    assert empty["line"] == 6 and "nothing to undo" in empty["error"]
-    plain = chat(folder, lines, "--overflow", "stop")
-    assert plain.exit_code == 1 and len(plain.stderr.splitlines()) == 3
-    assert plain.stdout.splitlines() == [answer["text"] for answer in (first, last)]
-
-
-@pytest.mark.parametrize(
-    ("options", "pinned"),
-    [
-        (("--max-kv-size", "40", "--system", "Be kind."), 8),
-        (("--max-kv-size", "24", "--system", "Be kind."), 6),
-        (("--max-kv-size", "40", "--system", "Be kind.", "--keep", "3"), 3),
-        (("--max-kv-size", "40"), 0),
-        (("--max-kv-size", "4000", "--system", "x" * 500), 32),
-    ],
-)
-def test_a_rotating_cache_pins_the_system_text(folder, model, tmp_path, options, pinned):
-    path = tmp_path / "talk.safetensors"
-    ran = chat(folder, f"hello\n/save {path}\n", *options)
-    assert ran.exit_code == 0, ran.output
-    session = Session.load(path, model)
-    assert session.options.keep == pinned and [layer.keep for layer in session.cache] == [pinned]
-
-
-def test_a_dim_line_says_once_when_a_rotating_cache_drops(folder):
-    note = "(longer than --max-kv-size 40: only the first 8 and the newest tokens are read now)"
-    ran = chat(folder, "hello\n" * 5, "--max-kv-size", "40", "--system", "Be kind.", "--stats", "--ignore-eos")
-    assert ran.exit_code == 0 and ran.stderr.count(note) == 1
-    ran = chat(folder, "hello\n", "--max-kv-size", "40", "--system", "Be kind.", "--stats", "--ignore-eos")
-    assert ran.exit_code == 0 and "max-kv-size" not in ran.stderr

@@ -189,3 +189,15 @@ def test_the_text_streams(folder: str) -> None:
             assert process.poll() is None
         finally:
             process.kill()
+
+
+def test_the_text_is_the_same_with_guesses_and_how_many_were_right_is_told() -> None:
+    common = ("generate", "One two three, one two three, one two three,", "-n", "30", "--greedy", "--ignore-eos")
+    plain = run(*common, "--stats")
+    assert plain.exit_code == 0 and "Guesses" not in plain.stderr
+    for way in (("--lookahead",), ("--draft", "fairy-tales")):
+        guessed = run(*common, *way, "--stats")
+        assert guessed.exit_code == 0 and guessed.stdout == plain.stdout
+        assert "Guesses: " in guessed.stderr and " right, " in guessed.stderr
+    refused = run(*common, "--lookahead", "--draft", "fairy-tales")
+    assert refused.exit_code == 2 and "give one of them" in refused.stderr

@@ -12,8 +12,6 @@ import mlxgen
 from mlxgen.errors import OptionError
 from mlxgen.generation.draft import Draft
 from mlxgen.generation.session import Session
-from mlxgen.sampling.chooser import Chooser, Guess
-from mlxgen.sampling.samplers import Sampling
 
 from ..support import oracles
 from ..support.models import tiny_gpt2
@@ -64,24 +62,6 @@ def test_a_draft_that_is_the_model_is_always_right(short_model, rules):
     assert got.tokens_per_pass > 4
 
 
-def test_a_drawn_guess_is_accepted_as_often_as_can_be_and_what_is_kept_is_the_models_own():
-    """Accepted with probability 1 - d at total variation distance d; chi-square, 49 degrees of freedom, 1 in 10^4."""
-    chance = np.random.default_rng(0)
-    logits = mx.array(chance.normal(size=(1, 50)).astype(np.float32))
-    drafted = logits + mx.array(0.5 * chance.normal(size=(1, 50)).astype(np.float32))
-    p, q = (oracles.softmax(np.array(x, dtype=np.float64)) for x in (logits, drafted))
-    choose, draft = (Chooser(Sampling(temperature=1.0, top_k=None), seed, [], 50) for seed in (0, 1))
-    counts, agreed, n = np.zeros(50), 0, 4000
-    for _ in range(n):
-        guess = draft.guess(drafted)
-        token = choose(logits, guess).token.item()
-        counts[token] += 1
-        agreed += token == guess.token.item()
-    assert agreed / n == pytest.approx(1 - np.abs(p - q).sum() / 2, abs=0.03)
-    expected = n * p[0]
-    assert ((counts - expected) ** 2 / expected).sum() < 93
-
-
 def test_a_draft_session_stays_with_the_session_and_only_new_tokens_are_drafted_from(short_model, draft_model):
     session = Session(short_model, overflow="slide")
     first = session.generate([1, 2, 3], max_tokens=10, seed=1, draft=draft_model)
@@ -117,14 +97,6 @@ def test_a_draft_whose_logits_are_not_numbers_changes_nothing_but_the_speed(shor
         got = mlxgen.generate(short_model, [1, 2, 3], seed=seed, ignore_eos=True, draft=broken, **options)
         for token, candidates in zip(got.tokens, got.candidates, strict=True):
             assert token in [candidate.token for candidate in candidates if candidate.kept]
-
-
-def test_where_nothing_is_left_after_a_guess_the_models_own_distribution_is_drawn_from():
-    """Two distributions that are equal but for rounding, and a guess that is not accepted all the same."""
-    logits = mx.array([[-math.inf, 1.0, 2.0, -math.inf]])
-    choose = Chooser(Sampling(temperature=1.0, top_k=None), 0, [], 4)
-    tokens = {choose(logits, Guess(mx.array([0], mx.uint32), logits)).token.item() for _ in range(200)}
-    assert tokens == {1, 2}  # 0 has no probability, so it is never accepted, and nothing exceeds the draft's
 
 
 def test_a_long_prompt_is_read_by_the_draft_after_the_first_token_is_out(build_model):

@@ -7,12 +7,10 @@ from dataclasses import replace
 import mlx.core as mx
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mlxgen
-from mlxgen.cli.main import main
 from mlxgen.errors import OptionError
 from mlxgen.generation.cached_context import MOST_GUESSES
 from mlxgen.generation.loop import steps
@@ -217,37 +215,3 @@ def test_guesses_that_cannot_be_are_refused_before_any_work(model, short_model, 
             list(mlxgen.batch(model, [mlxgen.Prompt("a", **guesses)]))
         with pytest.raises(OptionError, match="leave it out of a trace"):
             mlxgen.trace(model, "a", **guesses)
-
-
-def invoke(*arguments):
-    done = CliRunner().invoke(main, list(arguments))
-    assert done.exit_code == 0, done.output
-    return done
-
-
-def test_the_terminal_tells_how_many_guesses_were_right_and_the_text_is_the_same():
-    common = ("generate", "One two three, one two three, one two three,", "-n", "30", "--greedy", "--ignore-eos")
-    plain = invoke(*common)
-    for way in (("--lookahead",), ("--draft", "fairy-tales")):
-        guessed = invoke(*common, *way, "--stats")
-        assert guessed.stdout == plain.stdout
-        assert "Guesses: " in guessed.stderr and " right, " in guessed.stderr
-    assert "Guesses" not in invoke(*common, "--stats").stderr
-    refused = CliRunner().invoke(main, [*common, "--lookahead", "--draft", "fairy-tales"])
-    assert refused.exit_code == 2 and "give one of them" in refused.stderr
-
-
-def test_a_chat_answers_the_same_with_guesses():
-    def answers(*way):
-        arguments = ["chat", "--json", "--greedy", "-n", "12", *way]
-        done = CliRunner().invoke(main, arguments, input="Once upon a time\nOnce upon a time\n")
-        assert done.exit_code == 0, done.output
-        return [line for line in done.stdout.splitlines() if line]
-
-    import json
-
-    plain = [json.loads(line) for line in answers()]
-    for way in (["--lookahead"], ["--draft", "fairy-tales"]):
-        guessed = [json.loads(line) for line in answers(*way)]
-        assert [line["text"] for line in guessed] == [line["text"] for line in plain]
-        assert sum(line["guesses"] for line in guessed) > 0

