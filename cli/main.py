@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from mlxgen import __version__
+from mlxgen.cli.output import escaped, say
 from mlxgen.errors import MlxgenError, OptionError
 
 # Each is a function in the module of its name in mlxgen.cli.commands. The list of them in --help imports none.
@@ -71,7 +72,7 @@ class OneLineError(click.ClickException):
     """An error as click reports it, on one line. The exit status is 1."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(" ".join(message.split()))
+        super().__init__(escaped(" ".join(message.split())))
 
 
 class WrongUse(OneLineError):
@@ -86,7 +87,10 @@ def errors_as_one_line() -> Iterator[None]:
     """
     try:
         yield
-    except (click.ClickException, click.exceptions.Exit, click.Abort):
+    except click.ClickException as error:  # wrong use
+        error.message = escaped(error.message)
+        raise
+    except (click.exceptions.Exit, click.Abort):
         raise
     except KeyboardInterrupt:
         if sys.stderr is not None and sys.stderr.isatty():
@@ -99,7 +103,7 @@ def errors_as_one_line() -> Iterator[None]:
         if os.environ.get("MLXGEN_DEBUG", "") not in ("", "0"):
             import traceback
 
-            traceback.print_exc()
+            say(traceback.format_exc().rstrip("\n"))
         raise _one_line(error) from None
 
 

@@ -1,4 +1,8 @@
-"""Printing: results to standard output, everything else to standard error."""
+"""Printing: results to standard output, everything else to standard error.
+
+What a model generates and what stands in a model's files is untrusted. This is the one place where it goes to a
+terminal, and where control characters, which could change the terminal's title or what it shows, are escaped.
+"""
 
 from __future__ import annotations
 
@@ -16,24 +20,52 @@ if TYPE_CHECKING:
     from mlxgen.generation.results import Generation
 
 
-def write(text: str) -> None:
-    """Print a piece of the result at once, exactly as it is."""
+# Control characters except line break and tab, and the marks that change the direction of text. Everything else, such
+# as the joiners inside emoji, belongs to texts.
+CONTROLS = {
+    code: chr(code).encode("unicode_escape").decode()
+    for code in (*range(0x20), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+    if chr(code) not in "\n\t"
+}
+# Of these, the ones that the json module leaves as they are.
+JSON_CONTROLS = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)}
+
+
+def escaped(text: str) -> str:
+    """The text as a terminal may get it: with control characters escaped, except line breaks and tabs."""
+    return text.replace("\r\n", "\n").translate(CONTROLS)
+
+
+def write(text: str, colour: str | None = None) -> None:
+    """Print a piece of the result at once: to a terminal escaped, and in that colour; elsewhere exactly as it is."""
     if sys.stdout is None:
         raise MlxgenError("standard output is closed; redirect it to a file or /dev/null")
+    if stdout_is_terminal():
+        text = escaped(text)
+        if colour:
+            text = click.style(text, fg=colour)
     sys.stdout.write(text)
     sys.stdout.flush()
 
 
 def write_json(entries: Mapping[str, Any]) -> None:
-    """Print an object on one line. Infinite numbers, which JSON does not have, become null."""
+    """Print an object as JSON on one line."""
     encoding = getattr(sys.stdout, "encoding", None) or "ascii"
     plain = encoding.lower().replace("-", "") == "utf8"
-    write(json.dumps(_finite(entries), ensure_ascii=not plain, allow_nan=False) + "\n")
+    write(json_text(entries, ascii_only=not plain) + "\n")
 
 
-def say(text: str) -> None:
-    """Print a line to standard error."""
-    click.echo(text, err=True)
+def json_text(value: Any, *, ascii_only: bool = False) -> str:
+    """A value as JSON on one line. Infinite numbers, which JSON does not have, become null.
+
+    All control characters are escaped, also those that JSON allows (U+007F to U+009F).
+    """
+    return json.dumps(_finite(value), ensure_ascii=ascii_only, allow_nan=False).translate(JSON_CONTROLS)
+
+
+def say(text: str, *, dim: bool = False) -> None:
+    """Print a line to standard error, with control characters escaped."""
+    click.echo(click.style(escaped(text), dim=True) if dim else escaped(text), err=True)
 
 
 def stdout_is_terminal() -> bool:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mlxgen.cli.output import say, stderr_is_terminal
+from mlxgen.cli.output import escaped, say, stderr_is_terminal
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -42,6 +42,7 @@ class ProgressBar:
         """Show how much is done. total: None where it is not known."""
         if total is not None and total < self._least:
             return
+        note = escaped(note)
         if self._drawn is None:
             self._start(done, total, note)
         else:
@@ -56,7 +57,7 @@ class ProgressBar:
             say(text)
         else:
             progress, _ = self._drawn
-            progress.console.print(text, soft_wrap=True, markup=False, emoji=False, highlight=False)
+            progress.console.print(escaped(text), soft_wrap=True, markup=False, emoji=False, highlight=False)
 
     def stop(self) -> None:
         """Remove the bar and show the cursor again."""

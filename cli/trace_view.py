@@ -12,7 +12,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from mlxgen.cli.output import size
+from mlxgen.cli.output import escaped, size
+from mlxgen.errors import printable
 from mlxgen.tracing.record import RuleEffect, Span, Trace, TracedStep
 
 SHOWN_CONTEXT = 24  # newest tokens of the context that a step shows
@@ -38,16 +39,8 @@ def print_trace(trace: Trace, *, candidates: int, pause: bool) -> None:
 
 
 def visible(text: str) -> str:
-    """A token's text with visible spaces and line breaks, and control characters escaped."""
-    return "".join(VISIBLE.get(character, escaped(character)) for character in text)
-
-
-def escaped(text: str) -> str:
-    """The text with control characters escaped, except line breaks and tabs."""
-    return "".join(
-        character if character.isprintable() or character in "\n\t" else character.encode("unicode_escape").decode()
-        for character in text
-    )
+    """A token's text with visible spaces and line breaks, and other invisible characters escaped."""
+    return "".join(VISIBLE.get(character, printable(character)) for character in text)
 
 
 def _print_step(console: Console, trace: Trace, step: TracedStep, candidates: int) -> None:

@@ -35,12 +35,15 @@ def reason_of(error: BaseException, width: int = 200) -> str:
     """The reason for an error, on one short line.
 
     This is the system's text for an OSError, otherwise the first line of the message, or the type's name if the message
-    is empty.
+    is empty. Characters that are not printable are escaped, since a message may quote an untrusted file.
     """
     text = getattr(error, "strerror", None) or str(error).strip() or type(error).__name__
-    return str(text).splitlines()[0].strip()[:width]
+    return printable(str(text).splitlines()[0].strip(), width)
 
 
 def printable(name: str, width: int = 80) -> str:
-    """Escape and shorten a name from an untrusted file for a one-line message."""
-    return name[:width] if name.isprintable() else ascii(name)[1:-1][:width]
+    """Shorten a name from an untrusted file for a one-line message, with characters that are not printable escaped."""
+    start = name[:width]
+    if start.isprintable():
+        return start
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in start)[:width]

@@ -9,19 +9,13 @@ from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-import click
-
-from mlxgen.cli.output import say, say_statistics, stdout_is_terminal, write, write_json
+from mlxgen.cli.output import say, say_statistics, write, write_json
 from mlxgen.cli.progress import prefill_bar
 
 if TYPE_CHECKING:
     from mlxgen.chat.conversation import Conversation
     from mlxgen.generation.results import Generation, Step
     from mlxgen.generation.session import Session
-
-
-# Control characters, with which a model could move the cursor or worse, are shown as the replacement character.
-CONTROL = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 
 
 class Stopped(Exception):
@@ -48,7 +42,7 @@ class Answerer:
         slides, computed, dropping = session.slides, session.computed, _drops(session)
         with self._interrupts():
             steps = begin()
-            shown = _ShownText(conversation.template.speaks, stdout_is_terminal())
+            shown = _ShownText(conversation.template.speaks)
             try:
                 for step in steps:
                     if not self.as_json:
@@ -82,7 +76,7 @@ class Answerer:
     def note(self, text: str) -> None:
         """Print a dim line to standard error, if there are notes."""
         if self.notes:
-            say(click.style(text, dim=True))
+            say(text, dim=True)
 
     def _note_what_is_lost(self, conversation: Conversation, slid: int, *, began_to_drop: bool) -> None:
         turn, options = conversation.turns[-1], conversation.session.options
@@ -125,14 +119,12 @@ class Answerer:
 
 
 class _ShownText:
-    """An answer's text as it is printed: without leading whitespace, and on a terminal without control characters."""
+    """An answer's text as it is printed: without leading whitespace."""
 
-    def __init__(self, strip: bool, on_terminal: bool) -> None:
-        self._strip, self._on_terminal = strip, on_terminal
+    def __init__(self, strip: bool) -> None:
+        self._strip = strip
 
     def next(self, text: str) -> str:
-        if self._on_terminal:
-            text = text.translate(CONTROL)
         if self._strip:
             text = text.lstrip()
             self._strip = not text

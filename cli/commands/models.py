@@ -5,6 +5,9 @@ from __future__ import annotations
 import click
 
 from mlxgen.cli.output import say, size, write, write_json
+from mlxgen.errors import printable
+
+MOST = 300  # characters of a name
 
 
 @click.group(invoke_without_command=True, subcommand_metavar="[rm NAME]")
@@ -49,8 +52,8 @@ def models(ctx: click.Context, /, as_json: bool) -> None:
         notes = [f"{model.config.n_parameters:,} parameters"]
         notes += [f"{quantization.bits} bits"] if quantization else []
         notes += [f"alias {alias}" for alias in model.aliases]
-        notes += [f"PyTorch weights: mlxgen convert {model.name}"] if model.pickled else []
-        rows.append((model.name, model.kind, size(model.n_bytes), ", ".join(notes)))
+        notes += [f"PyTorch weights: mlxgen convert {printable(model.name, MOST)}"] if model.pickled else []
+        rows.append((printable(model.name, MOST), model.kind, size(model.n_bytes), ", ".join(notes)))
     widths = [max((len(row[column]) for row in rows), default=0) for column in range(3)]
     for name, kind, n_bytes, note in rows:
         write(f"{name:<{widths[0]}}  {kind:<{widths[1]}}  {n_bytes:>{widths[2]}}  {note}\n")

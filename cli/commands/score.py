@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mlxgen.cli.options import file_options, model_options, open_model, quiet_option
-from mlxgen.cli.output import stdout_is_terminal, write, write_json
+from mlxgen.cli.output import write, write_json
 from mlxgen.cli.progress import progress_bar
 from mlxgen.cli.prompt import read_text
 
@@ -90,12 +90,9 @@ def _score_text(text: str, given: dict[str, Any]) -> None:
 
 def _write_tokens(model: Model, found: Score) -> None:
     """Print a line per token: log-probability, rank, text; on a terminal coloured by probability."""
-    coloured = stdout_is_terminal()
     for token, logprob, rank in zip(found.tokens, found.logprobs, found.ranks, strict=True):
         if logprob is None:
-            line = f"{'-':>10} {'-':>6}  {model.tokenizer.decode([token])!r}"
+            write(f"{'-':>10} {'-':>6}  {model.tokenizer.decode([token])!r}\n")
         else:
-            line = f"{logprob:10.4f} {rank:>6}  {model.tokenizer.decode([token])!r}"
-            if coloured:
-                line = click.style(line, fg=next(colour for least, colour in COLOURS if math.exp(logprob) >= least))
-        write(line + "\n")
+            colour = next(colour for least, colour in COLOURS if math.exp(logprob) >= least)
+            write(f"{logprob:10.4f} {rank:>6}  {model.tokenizer.decode([token])!r}\n", colour)

@@ -11,6 +11,7 @@ from typing import Any
 
 from mlxgen.atomic_file import replacing_file
 from mlxgen.cli.jsonl.process_group import ProcessGroup
+from mlxgen.cli.output import json_text
 from mlxgen.errors import MlxgenError
 
 Key = tuple[str | int, int, str]  # a line's id, the sample, and the hash of its request
@@ -90,9 +91,9 @@ class OutputFile:
 def json_line(entry: Mapping[str, Any]) -> bytes:
     """An object as one line of UTF-8."""
     try:
-        return json.dumps(entry, ensure_ascii=False).encode() + b"\n"
+        return json_text(entry).encode() + b"\n"
     except UnicodeEncodeError:  # half a surrogate pair, which UTF-8 cannot hold
-        return json.dumps(entry).encode() + b"\n"
+        return json_text(entry, ascii_only=True).encode() + b"\n"
 
 
 def _parsed(content: bytes, result_keys: Sequence[frozenset[str]], *, name: str) -> Iterator[tuple[Key, bytes]]:

@@ -16,7 +16,7 @@ from mlxgen.cli.jsonl.file_lock import locked
 from mlxgen.cli.jsonl.input_file import STANDARD, InputFile, InputLine
 from mlxgen.cli.jsonl.output_file import OutputFile, json_line
 from mlxgen.cli.jsonl.process_group import ProcessGroup, join_group
-from mlxgen.cli.output import chatty, say, stdout_is_terminal
+from mlxgen.cli.output import chatty, say, stdout_is_terminal, write
 from mlxgen.cli.progress import progress_bar
 from mlxgen.errors import MlxgenError, OptionError
 
@@ -163,5 +163,8 @@ def _write(output: str, content: bytes) -> None:
         return
     if sys.stdout is None:
         raise MlxgenError("standard output is closed; give a file with -o")
+    if stdout_is_terminal():
+        write(content.decode())
+        return
     sys.stdout.buffer.write(content)
     sys.stdout.buffer.flush()

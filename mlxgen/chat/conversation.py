@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from mlxgen.chat.templates import Message, Template, TemplateError, choose_template
-from mlxgen.errors import MlxgenError, OptionError
+from mlxgen.errors import MlxgenError, OptionError, reason_of
 from mlxgen.generation.answer import Answer
 from mlxgen.generation.context import Mark
 from mlxgen.generation.request import Request, check_options, checked_seed
@@ -129,7 +129,7 @@ class Conversation:
             if indices != sorted(indices) or (indices and indices[-1] > len(session.tokens)):
                 raise ValueError("its turns are out of order")
         except (KeyError, TypeError, ValueError) as error:
-            raise SessionFileError(f"{path}: its conversation is invalid ({error})") from None
+            raise SessionFileError(f"{path}: its conversation is invalid ({reason_of(error)})") from None
         self.session, self.turns, self.template, self.system, self.seed = session, turns, template, system, seed
 
     def _snapshot(self) -> Callable[[], None]:

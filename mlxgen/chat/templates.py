@@ -125,7 +125,8 @@ def _own(model: Model) -> Template:
     try:
         template = environment.from_string(source)
     except (jinja2.TemplateError, MemoryError, RecursionError) as error:
-        raise TemplateError(f"the model's chat template is invalid ({error}); use --template plain or story") from None
+        reason = reason_of(error)
+        raise TemplateError(f"the model's chat template is invalid ({reason}); use --template plain or story") from None
 
     def write(messages: Sequence[Message], prompt: bool) -> str:
         try:

@@ -19,7 +19,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten, tree_unflatten
 
 from mlxgen.atomic_file import replacing_file
-from mlxgen.errors import MlxgenError, OptionError, reason_of
+from mlxgen.errors import MlxgenError, OptionError, printable, reason_of
 from mlxgen.generation.context import ContextState
 from mlxgen.generation.fingerprint import array_bytes, fingerprint
 from mlxgen.generation.request import ContextOptions
@@ -106,14 +106,14 @@ def read(path: str | Path, model: Model, build: Callable[[ContextState], S]) -> 
         state = _own_state(cache, own) if "mlxgen" in own else _foreign_state(cache)
         return build(state), json.loads(own["notes"]) if "mlxgen" in own else {}
     except (ValueError, TypeError, LookupError, AttributeError) as error:
-        _refuse(path, f"its entries are not a valid session ({error})")
+        _refuse(path, f"its entries are not a valid session ({reason_of(error)})")
 
 
 def _check_own(path: Path, model: Model, arrays: Mapping[str, mx.array], own: Mapping[str, str]) -> None:
     if own["mlxgen"] != FORMAT:
         _refuse(path, "it was written by a newer version of mlxgen; upgrade to open it")
     if own.get("model") != fingerprint(model):
-        _refuse(path, f"it belongs to another model ({own.get('model_name')}), not to {model.name}")
+        _refuse(path, f"it belongs to another model ({printable(str(own.get('model_name')))}), not to {model.name}")
     if own.get("digest") != _digest(arrays, own):
         _refuse(path, "its contents were changed after it was saved")
 
@@ -172,7 +172,7 @@ def _caches(path: Path, model: Model, classes: Sequence[str], states: Sequence[S
     caches = []
     for name, state in zip(classes, states, strict=True):
         if name not in CLASSES:
-            _refuse(path, f"it has a {name}; only {' and '.join(CLASSES)} can be opened")
+            _refuse(path, f"it has a {printable(name)}; only {' and '.join(CLASSES)} can be opened")
         rotating = name == "RotatingKVCache"
         keys, values, *numbers = state
         if len(numbers) != (4 if rotating else 1) or not all(type(number) is int for number in numbers):

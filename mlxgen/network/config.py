@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mlxgen.errors import ModelError
+from mlxgen.errors import ModelError, printable
 from mlxgen.json_file import describe, read_json
 
 #: Activation names that a config.json may use -> the function in activations.py.
@@ -229,7 +229,7 @@ def _quantization(entries: Mapping[str, Any]) -> Quantization | None:
     layers: dict[str, Quantization | None] = {}
     for path, entry in block.items():
         if isinstance(entry, dict):
-            layers[path] = _packing(f"{name} of {path[:80]}", entry)
+            layers[path] = _packing(f"{name} of {printable(path)}", entry)
         elif entry is False:
             layers[path] = None
     return Quantization(top.group_size, top.bits, top.mode, layers)
