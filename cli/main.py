@@ -88,7 +88,7 @@ def errors_as_one_line() -> Iterator[None]:
     try:
         yield
     except click.ClickException as error:  # wrong use
-        error.message = escaped(error.message)
+        error.message = escaped(error.message)  # type: ignore[misc]  # final for subclasses
         raise
     except (click.exceptions.Exit, click.Abort):
         raise
