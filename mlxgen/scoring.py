@@ -17,6 +17,7 @@ from mlxgen.errors import NumericError, OptionError
 from mlxgen.generation.request import Progress
 from mlxgen.model import Model, encode_prompt, start_tokens
 from mlxgen.sampling.softmax import log_softmax
+from mlxgen.text.excerpt import excerpt
 
 HEAD_CHUNK = 256  # positions whose logits are in memory at a time: 50 MB for GPT-2's vocabulary in float32
 
@@ -37,6 +38,10 @@ class Score:
     logprobs: list[float | None] = field(repr=False)
     ranks: list[int | None] = field(repr=False)
     n_bytes: int
+
+    def __repr__(self) -> str:
+        known = f"loss={self.loss:.4f}, perplexity={self.perplexity:.4g}, " if self.n_scored else ""
+        return f"Score({excerpt(self.text)}, {known}tokens={len(self.tokens)})"
 
     @property
     def n_scored(self) -> int:

@@ -36,6 +36,7 @@ class Answer(Iterator[Step]):
             watch=partial(observer.after_choice, context) if observer else None,
         )
         guesser = _guesser(context, request)
+        self._context, self._begin = context, len(context.tokens)
         self._recorder = Recorder(request, context.tokens[context.processed :])
         self._steps = steps(context, request, choose, guesser)
 
@@ -44,8 +45,13 @@ class Answer(Iterator[Step]):
 
     @one_thread
     def __next__(self) -> Step:
-        step = next(self._steps)
-        self._recorder.add(step)
+        try:
+            step = next(self._steps)
+            self._recorder.add(step)
+        except KeyboardInterrupt:
+            if len(self._context.tokens) == self._begin + self._recorder.count + 1:
+                self._context.rewind(1)  # chosen, but not yet recorded
+            raise
         return step
 
     @one_thread

@@ -55,7 +55,7 @@ class Prompt:
         self.options = options
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class BatchGeneration(Generation):
     """A Generation with the index of its prompt in the batch and its sample number, both counted from 0.
 

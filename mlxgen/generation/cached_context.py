@@ -74,6 +74,11 @@ class CachedContext:
         return sum(int(layer.nbytes) for layer in self.cache)
 
     @property
+    def expected_offset(self) -> int:
+        """How many positions of the table the processed tokens take up: each layer's cache has this offset."""
+        return self.untracked + self.processed - (self.slide.at - self.slide.size if self.slide else 0)
+
+    @property
     def has_own_cache(self) -> bool:
         """Whether the cache is mlxgen's own, not one passed by the caller."""
         return self._given is None
@@ -107,6 +112,8 @@ class CachedContext:
 
     def end_answer(self) -> None:
         """End the answer in progress. The cache then covers all of its tokens but the newest."""
+        if any(layer.offset != self.expected_offset for layer in self.cache):
+            self._clear()  # interrupted between two layers, or before the positions were counted
         self.drop_ahead()
         self._answer, self._accepted = None, 0
 

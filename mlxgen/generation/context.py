@@ -69,8 +69,7 @@ class Context(CachedContext):
         CachedContext.__init__(context, model, state.options)
         for name in ContextState.__dataclass_fields__:
             setattr(context, name, getattr(state, name))
-        slide = state.slide
-        offset = state.untracked + state.processed - (slide.at - slide.size if slide else 0)
+        offset = context.expected_offset
         if not 0 <= state.processed <= len(state.tokens) or any(layer.offset != offset for layer in state.cache):
             raise ValueError("the cache does not match the tokens")
         encode_prompt(model, state.tokens)

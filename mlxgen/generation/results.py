@@ -9,7 +9,9 @@ from typing import Literal
 
 import mlx.core as mx
 
+from mlxgen.generation.notebook import answer_html
 from mlxgen.generation.request import Request
+from mlxgen.text.excerpt import excerpt
 
 FinishReason = Literal["stop", "length", "context"]
 
@@ -54,6 +56,10 @@ class Step:
     guessed: bool = False
     guesses: int = 0
 
+    def __repr__(self) -> str:
+        end = f", finish_reason={self.finish_reason!r}" if self.finish_reason else ""
+        return f"Step({self.index}, token={self.token}, text={self.text!r}, logprob={self.logprob:.4f}{end})"
+
 
 @dataclass(frozen=True, slots=True)
 class Generation:
@@ -61,9 +67,9 @@ class Generation:
 
     text: the answer without the prompt, the end token or a stop text. tokens: all chosen ids, an end token included.
     logprobs: natural logarithm of each token's probability under the model itself; their sum is the
-    log-probability of the answer. prompt_seconds, generation_seconds: wall time. peak_memory: of MLX's arrays, in
-    bytes. guesses: how many tokens were guessed (by lookahead or a draft model) and checked; accepted: how many of them
-    were right.
+    log-probability of the answer. pieces: what became certain of the text with each token. prompt_seconds,
+    generation_seconds: wall time. peak_memory: of MLX's arrays, in bytes. guesses: how many tokens were guessed (by
+    lookahead or a draft model) and checked; accepted: how many of them were right.
     """
 
     prompt: str | list[int]
@@ -71,6 +77,7 @@ class Generation:
     text: str
     tokens: list[int] = field(repr=False)
     logprobs: list[float] = field(repr=False)
+    pieces: list[str] = field(repr=False)
     candidates: list[tuple[Candidate, ...]] = field(repr=False)
     finish_reason: FinishReason
     seed: int
@@ -79,6 +86,16 @@ class Generation:
     peak_memory: int
     guesses: int
     accepted: int
+
+    def __repr__(self) -> str:
+        n = len(self.tokens)
+        return f"{type(self).__name__}({excerpt(self.text)}, tokens={n}, finish_reason={self.finish_reason!r})"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the text, with each token's probability and candidates on hover."""
+        prompt = self.prompt if isinstance(self.prompt, str) else ""
+        notes = ["\n".join(f"  {c.text!r} {100 * c.probability:.3g} %" for c in row) for row in self.candidates]
+        return answer_html(prompt, self.pieces, self.logprobs, [f"\n{note}" for note in notes])
 
     @property
     def tokens_per_pass(self) -> float:
@@ -110,6 +127,11 @@ class Recorder:
         if alone:
             mx.reset_peak_memory()
 
+    @property
+    def count(self) -> int:
+        """How many steps were added."""
+        return len(self._steps)
+
     def add(self, step: Step) -> None:
         self._last = time.perf_counter()
         if not self._steps:
@@ -125,6 +147,7 @@ class Recorder:
             text="".join(step.text for step in self._steps),
             tokens=[step.token for step in self._steps],
             logprobs=[step.logprob for step in self._steps],
+            pieces=[step.text for step in self._steps],
             candidates=[step.candidates for step in self._steps if step.candidates],
             finish_reason=reason,
             seed=self._request.seed,

@@ -14,6 +14,9 @@ from mlxgen.generation.request import CONTEXT, PREFILL_CHUNK, ContextOptions, Op
 from mlxgen.generation.results import Generation
 from mlxgen.generation.session_file import read, write
 from mlxgen.model import Model
+from mlxgen.text.excerpt import excerpt
+
+TOKENS_SHOWN = 10  # of the newest, in a session's repr
 
 
 class Session(Context):
@@ -37,6 +40,13 @@ class Session(Context):
         cache: Sequence[Any] | None = None,
     ) -> None:
         super().__init__(model, ContextOptions(max_kv_size, keep, overflow, prefill_chunk), cache)
+
+    def __repr__(self) -> str:
+        newest = excerpt(self.model.tokenizer.decode(self.tokens[-TOKENS_SHOWN:]))
+        return (
+            f"Session({self.model.name!r}, tokens={self.untracked + len(self.tokens)},"
+            f" cache_length={self.cache_length}, newest={newest})"
+        )
 
     @one_thread
     def generate(self, addition: str | Sequence[int] = "", **options: Unpack[Options]) -> Generation:

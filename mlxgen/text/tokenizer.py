@@ -59,6 +59,9 @@ class Tokenizer:
         self.chat_template = chat_template
         self.n_embeddings = n_embeddings
 
+    def __repr__(self) -> str:
+        return f"Tokenizer(vocab_size={self.vocab_size}, eos_token_id={self.eos_token_id})"
+
     @cached_property
     def vocab_size(self) -> int:
         """The highest token id plus 1, including added tokens."""

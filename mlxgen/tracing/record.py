@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from mlxgen.generation.results import FinishReason
+from mlxgen.text.excerpt import excerpt
 
 Span = tuple[int, int]
 
@@ -215,6 +216,10 @@ class Trace:
     text: str
     finish_reason: FinishReason
     greedy: GreedyPath | None = field(repr=False)
+
+    def __repr__(self) -> str:
+        shown = f"{self.model!r}, {excerpt(self.text)}, steps={len(self.steps)}"
+        return f"Trace({shown}, finish_reason={self.finish_reason!r})"
 
     def to_json(self) -> str:
         """The trace as one JSON object with these field names; spans and groups become lists."""

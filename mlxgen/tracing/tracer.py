@@ -13,6 +13,7 @@ from mlxgen.generation.answer import answer
 from mlxgen.generation.request import Options, Request, check_options, refuse_guesses
 from mlxgen.generation.results import Step
 from mlxgen.model import Model
+from mlxgen.tracing.notebook import NotebookTrace
 from mlxgen.tracing.observer import Observation, TraceObserver
 from mlxgen.tracing.record import Chosen, GreedyPath, Seconds, Trace, TracedStep
 from mlxgen.tracing.statistics import token_text, traced_token
@@ -79,7 +80,7 @@ def trace_request(
         )
         traced.append(_step(model, step, seen, seconds, traced[-1].total_logprob if traced else 0.0))
     config = model.config
-    return Trace(
+    return NotebookTrace(
         model=model.name,
         n_layer=config.n_layer,
         n_head=config.n_head,
