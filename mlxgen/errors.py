@@ -25,10 +25,12 @@ class NumericError(MlxgenError, ArithmeticError):
     """Logits that are not finite."""
 
 
-def check_whole(name: str, value: object, least: int) -> None:
-    """Raise OptionError unless the option's value is a whole number of at least `least`."""
+def check_whole(name: str, value: object, least: int, most: int | None = None) -> None:
+    """Raise OptionError unless the option's value is a whole number from `least` to `most`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise OptionError(f"{name} must be a whole number of at least {least}, not {value!r}")
+    if most is not None and value > most:
+        raise OptionError(f"{name} must be at most {most:,}")
 
 
 def reason_of(error: BaseException, width: int = 200) -> str:

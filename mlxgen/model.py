@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
 
-from mlxgen.errors import OptionError
+from mlxgen.errors import ContextError, OptionError
 from mlxgen.network.config import GPT2Config
 from mlxgen.network.decoder import GPT2
 from mlxgen.text.tokenizer import Tokenizer
+
+LONG_TOKEN = 32  # characters; few tokens are longer
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +41,16 @@ def load(name: str = "fairy-tales", *, revision: str | None = None) -> Model:
     return open_model(name, revision=revision)
 
 
-def encode_prompt(model: Model, prompt: object, *, begins: bool = False) -> list[int]:
+def encode_prompt(model: Model, prompt: object, *, begins: bool = False, must_fit: bool = False) -> list[int]:
     """The token ids of a prompt: text, a list or array of ids, or what a tokenizer of transformers returns for a text.
 
     begins: whether the prompt is the beginning of a context. Text then gets the start tokens that the tokenizer itself
-    adds. Raises OptionError for anything else, and for ids outside the vocabulary.
+    adds. must_fit: refuse a text far too long for the position table at once; tokenizing it could take minutes and
+    gigabytes. Raises ContextError for such a text, OptionError for anything else and for ids outside the vocabulary.
     """
     if isinstance(prompt, str):
+        if must_fit:
+            _check_length(model, prompt)
         ids = model.tokenizer.encode(prompt)
         return _checked(model, model.tokenizer.with_start(ids) if begins else ids)
     if isinstance(prompt, Mapping):
@@ -54,6 +59,22 @@ def encode_prompt(model: Model, prompt: object, *, begins: bool = False) -> list
         rows = _listed(prompt["input_ids"])
         return _checked(model, _listed(rows[0]) if len(rows) == 1 and isinstance(rows[0], Iterable) else rows)
     return _checked(model, _listed(prompt))
+
+
+def too_long(length: str, model: Model) -> str:
+    """The message for a prompt with more tokens than the position table. length: how many, in words."""
+    return (
+        f"the prompt has {length} tokens, more than the model's {model.config.n_positions:,} positions; shorten it, or"
+        ' let the context slide (overflow="slide", in the terminal --overflow slide)'
+    )
+
+
+def _check_length(model: Model, text: str) -> None:
+    positions = model.config.n_positions
+    if len(text) > LONG_TOKEN * positions and (longest := model.tokenizer.longest_token):
+        least = len(text) // longest
+        if least > positions:
+            raise ContextError(too_long(f"at least {least:,}", model))
 
 
 def _listed(prompt: object) -> list[Any]:

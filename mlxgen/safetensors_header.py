@@ -17,7 +17,8 @@ from typing import Any
 from mlxgen.dtypes import BY_TAG
 from mlxgen.errors import MlxgenError, printable
 
-MAX_BYTES = 100_000_000  # the limit of the safetensors library
+MAX_BYTES = 32 << 20
+MAX_BRACES = 100_000  # each tensor has one, and so has each object in a session's notes
 MAX_DIMENSIONS = 8
 
 
@@ -57,6 +58,8 @@ def read_header(file: Path) -> Header:
         if size < 8 or length > min(size - 8, MAX_BYTES):
             raise HeaderError("not a complete safetensors file (the header is longer than the file)")
         text = stream.read(length)
+    if text.count(b"{") > MAX_BRACES:
+        raise HeaderError("has far too many tensors")
     try:
         content = json.loads(text.decode("utf-8"))
     except (ValueError, RecursionError):

@@ -21,7 +21,7 @@ from mlxgen.generation.cached_context import CachedContext
 from mlxgen.generation.one_thread import one_thread
 from mlxgen.generation.request import ContextOptions
 from mlxgen.generation.sliding import Slide
-from mlxgen.model import Model, encode_prompt
+from mlxgen.model import Model, encode_prompt, too_long
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class Context(CachedContext):
         Text is tokenized on its own, so no token spans the boundary to the text before. Raises ContextError if it does
         not fit and OptionError for ids outside the vocabulary; the session is then unchanged.
         """
-        ids = encode_prompt(self.model, addition, begins=not (self.tokens or self.untracked))
+        ids = encode_prompt(self.model, addition, begins=not (self.tokens or self.untracked), must_fit=self._stops)
         self._check_room(len(self.tokens) + len(ids))
         self.end_answer()
         self.tokens.extend(ids)
@@ -92,7 +92,7 @@ class Context(CachedContext):
     @one_thread
     def reset_to(self, prompt: str | Sequence[int]) -> None:
         """Replace the context with the prompt. The cache of a common beginning is reused."""
-        ids = encode_prompt(self.model, prompt, begins=True)
+        ids = encode_prompt(self.model, prompt, begins=True, must_fit=self._stops)
         self._check_room(len(ids))
         shared = shared_length(self.tokens, ids)
         self.rewind(len(self.tokens) - shared)
@@ -145,14 +145,14 @@ class Context(CachedContext):
             self._drafting = Context(model, ContextOptions(overflow="slide"))
         return self._drafting
 
+    @property
+    def _stops(self) -> bool:
+        return self.options.overflow == "stop"
+
     def _check_room(self, length: int) -> None:
         length += self.untracked
-        if self.options.overflow == "stop" and length > self.model.config.n_positions:
-            raise ContextError(
-                f"the prompt has {length:,} tokens, more than the model's"
-                f" {self.model.config.n_positions:,} positions; shorten it, or let the context slide"
-                ' (overflow="slide", in the terminal --overflow slide)'
-            )
+        if self._stops and length > self.model.config.n_positions:
+            raise ContextError(too_long(f"{length:,}", self.model))
 
 
 def shared_length(one: Sequence[int], two: Sequence[int]) -> int:

@@ -18,6 +18,7 @@ Overflow = Literal["stop", "slide"]
 Progress = Callable[[int, int], None]  # called with (tokens done, total tokens)
 
 MAX_TOKENS = 256
+MOST_SAMPLES = 100_000
 PREFILL_CHUNK = 256
 
 
@@ -126,7 +127,7 @@ class Request:
         token. Not so where the prompt is added to a context that already has tokens (added=True).
         """
         self.check_against(model)
-        own = encode_prompt(model, prompt, begins=not added)
+        own = encode_prompt(model, prompt, begins=not added, must_fit=self.context.overflow == "stop")
         ids = own if own or added else start_tokens(model)
         return replace(self, prompt=prompt if isinstance(prompt, str) else own, ids=tuple(ids))
 
@@ -179,7 +180,7 @@ def checked_seed(seed: int | None) -> int:
 
 def sample_seeds(seed: int | None, num_samples: int) -> list[int]:
     """The seeds for several samples of one request: the first is the request's own, the others are derived from it."""
-    check_whole("num_samples", num_samples, 1)
+    check_whole("num_samples", num_samples, 1, MOST_SAMPLES)
     first = checked_seed(seed)
     others = random.Random(first)
     return [first, *(others.getrandbits(32) for _ in range(num_samples - 1))]

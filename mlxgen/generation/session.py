@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -69,7 +70,8 @@ class Session(Context):
         if self.untracked and not self.tokens and not addition:
             raise OptionError("the session's file does not say which tokens its cache holds; extend the session first")
         joined = bool(self.tokens or self.untracked)
-        return self.answer(check_options(**options).with_prompt(self.model, addition, added=joined))
+        request = replace(check_options(**options), context=self.options)
+        return self.answer(request.with_prompt(self.model, addition, added=joined))
 
     @one_thread
     def answer(self, request: Request) -> Answer:

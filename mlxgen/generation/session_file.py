@@ -31,6 +31,7 @@ from mlxgen.safetensors_header import HeaderError, read_header
 SUFFIX = ".safetensors"  # mlx-lm recognizes the format by it
 FORMAT = "1"
 FIRST_CLASS = "1.0"  # the metadata entry that names the first layer's class in a prompt cache
+MOST_PARTS = 8  # of a name such as "0.options.keep"
 S = TypeVar("S")
 CLASSES: Mapping[str, Callable[..., Any]] = {"KVCache": KVCache, "RotatingKVCache": RotatingKVCache}
 
@@ -95,18 +96,31 @@ def read(path: str | Path, model: Model, build: Callable[[ContextState], S]) -> 
     except (HeaderError, RuntimeError) as error:
         _refuse(path, f"not a readable session file ({reason_of(error)})")
     try:
+        _check_names(path, [*metadata, *arrays])
         entries = tree_unflatten(list(metadata.items()))
         own, classes, scalars = entries[:3] if entries and isinstance(entries, list) else [{}] * 3
         if not classes:
             _refuse(path, "it is not a session file: it has no prompt cache")
-        states = _states(arrays, list(scalars)[1:])
+        scalars = list(scalars)[1:]
+        _check_names(path, [name for name, _ in scalars])
+        states = _states(arrays, scalars)
         if "mlxgen" in own:
             _check_own(path, model, arrays, own)
         cache = _caches(path, model, [str(name) for name in classes], states)
         state = _own_state(cache, own) if "mlxgen" in own else _foreign_state(cache)
         return build(state), json.loads(own["notes"]) if "mlxgen" in own else {}
-    except (ValueError, TypeError, LookupError, AttributeError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         _refuse(path, f"its entries are not a valid session ({reason_of(error)})")
+
+
+def _check_names(path: Path, names: Sequence[str]) -> None:
+    """Refuse names such as "1.99999999", of which tree_unflatten would make a list of that length."""
+    for name in names:
+        parts = name.split(".")
+        if len(parts) > MOST_PARTS or any(len(part) > 9 and part[:1].isdecimal() for part in parts):
+            _refuse(path, f"its entry {printable(name)} is not one of a session")
+        if any(part.isdecimal() and int(part) > len(names) for part in parts):
+            _refuse(path, f"its entry {printable(name)} is not one of a session")
 
 
 def _check_own(path: Path, model: Model, arrays: Mapping[str, mx.array], own: Mapping[str, str]) -> None:
@@ -179,6 +193,8 @@ def _caches(path: Path, model: Model, classes: Sequence[str], states: Sequence[S
             _refuse(path, "its positions are invalid")
         offset, length = numbers[0], 0 if keys is None else keys.shape[2] if keys.ndim == 4 else -1
         expected = (1, config.n_head, length, config.head_dim)
+        if keys is not None and not (keys.dtype == values.dtype and mx.issubdtype(keys.dtype, mx.floating)):
+            _refuse(path, "its keys and values are not floating-point numbers of one type")
         if keys is not None and not keys.shape == values.shape == expected:
             _refuse(path, f"it belongs to another model: its keys are {keys.shape}, not {expected}")
         if not 0 <= offset <= config.n_positions or offset != states[0][2]:

@@ -247,4 +247,6 @@ def _packing(where: str, block: Mapping[str, Any]) -> Quantization:
         raise ModelError(f"{where}: group_size is {describe(group_size)}; it must be 16, 32, 64 or 128")
     if type(bits) is not int or bits not in (2, 3, 4, 5, 6, 8):
         raise ModelError(f"{where}: bits is {describe(bits)}; it must be 2, 3, 4, 5, 6 or 8")
+    if mode != "affine" and (group_size, bits) != (default_group, default_bits):
+        raise ModelError(f"{where}: {mode} has a group_size of {default_group} and {default_bits} bits, and no others")
     return Quantization(group_size, bits, mode)

@@ -67,6 +67,13 @@ class Tokenizer:
         """The highest token id plus 1, including added tokens."""
         return max(self._backend.vocabulary().values(), default=-1) + 1
 
+    @cached_property
+    def longest_token(self) -> int | None:
+        """The most characters that one token stands for; None where a tokenizer may drop some of a text."""
+        if self._backend.decoder.get("type") != "ByteLevel":
+            return None
+        return max(map(len, self._backend.vocabulary()), default=None)
+
     def encode(self, text: str) -> list[int]:
         """Tokenize a text. Special tokens in the text are recognized; none are added.
 

@@ -1,7 +1,7 @@
 """The files beside a vocabulary: settings, added and special tokens, the chat template."""
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -9,7 +9,7 @@ import tokenizers
 
 from mlxgen.errors import ModelError, reason_of
 from mlxgen.installation import install_command
-from mlxgen.json_file import read_json
+from mlxgen.json_file import describe, read_json
 
 MAX_BYTES = 64 << 20  # a settings file may list every token
 OTHER_VOCABULARIES = ("vocab.txt", "spiece.model", "spm.model", "tokenizer.model", "sentencepiece.bpe.model")
@@ -39,14 +39,17 @@ def add_tokens(library: tokenizers.Tokenizer, folder: Path, settings: Mapping[st
     }
     extra = settings.get("extra_special_tokens") or settings.get("additional_special_tokens") or []
     extra = extra.values() if isinstance(extra, dict) else extra
+    if not isinstance(extra, Iterable) or isinstance(extra, str):
+        raise ModelError(
+            f"the tokenizer settings in {folder} have special tokens that are not a list: {describe(extra)}"
+        )
     special = [roles[role] for role in SPECIAL_TOKENS if role in roles]
     special += [_added_token(value, folder, special=True) for value in extra]
     special += [token for role, token in roles.items() if role not in SPECIAL_TOKENS]
     library.add_tokens(_listed_tokens(folder, settings, {token.content for token in special}))
-    for token in special:
-        known = {added.content for added in library.get_added_tokens_decoder().values()}
-        if token.content not in known:  # adding a token again would replace its flags
-            library.add_special_tokens([token])
+    known = {added.content for added in library.get_added_tokens_decoder().values()}
+    new = {token.content: token for token in reversed(special) if token.content not in known}
+    library.add_special_tokens(list(reversed(new.values())))  # only new ones: adding again would replace the flags
     return {role: token.content for role, token in roles.items()}
 
 
@@ -63,7 +66,7 @@ def _listed_tokens(folder: Path, settings: Mapping[str, Any], special: set[str])
                 (int(at), tokenizers.AddedToken(text, special=text in special, normalized=text not in special))
                 for text, at in read_json(older, MAX_BYTES).items()
             ]
-    except (AttributeError, TypeError, ValueError):
+    except (AttributeError, TypeError, ValueError, OverflowError):
         raise ModelError(f"the list of added tokens in {folder} is invalid: download it again") from None
     return [token for _, token in sorted(numbered, key=operator.itemgetter(0))]
 
@@ -74,7 +77,7 @@ def _added_token(value: Any, folder: Path, *, special: bool) -> tokenizers.Added
     if isinstance(value, dict) and isinstance(value.get("content"), str):
         flags = {flag: bool(value[flag]) for flag in ("single_word", "lstrip", "rstrip", "normalized") if flag in value}
         return tokenizers.AddedToken(value["content"], special=special or bool(value.get("special")), **flags)
-    raise ModelError(f"the tokenizer settings in {folder} have a token that is not text: {value!r}")
+    raise ModelError(f"the tokenizer settings in {folder} have a token that is not text: {describe(value)}")
 
 
 def chat_template(folder: Path, settings: Mapping[str, Any]) -> str | None:

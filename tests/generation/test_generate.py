@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 import mlxgen
 from mlxgen.errors import ContextError, OptionError
 from mlxgen.generation.answer import generate, stream
+from mlxgen.generation.batching import outcomes
+from mlxgen.generation.request import sample_seeds
 from mlxgen.model import Model
 
 from ..support import oracles
@@ -238,3 +240,25 @@ def test_options_given_are_not_changed(model):
     copy = dict(options)
     generate(model, "Far", **options)
     assert options == copy
+
+
+def test_a_text_far_too_long_is_refused_without_being_tokenized(model, monkeypatch):
+    text = "the king " * 100_000
+    monkeypatch.setattr(type(model.tokenizer), "encode", lambda *_: pytest.fail("tokenized"))
+    session = mlxgen.Session(model)
+    for use in (lambda: mlxgen.generate(model, text), lambda: session.extend(text), lambda: session.generate(text)):
+        with pytest.raises(ContextError, match=r"at least [\d,]+ tokens, more than the model's 64 positions"):
+            use()
+
+
+def test_a_long_text_still_slides(model):
+    text = "the king " * 2000
+    expected = mlxgen.generate(model, text, max_tokens=3, temperature=0, overflow="slide").tokens
+    assert mlxgen.Session(model, overflow="slide").generate(text, max_tokens=3, temperature=0).tokens == expected
+
+
+def test_the_number_of_samples_is_bounded(model):
+    with pytest.raises(OptionError, match="num_samples must be at most 100,000"):
+        sample_seeds(1, 200_000_000)
+    failed, answered = outcomes(model, [mlxgen.Prompt("a", num_samples=200_000_000), "b"], max_tokens=1, ordered=True)
+    assert "at most 100,000" in str(failed.error) and answered.tokens

@@ -221,3 +221,26 @@ def test_only_a_session_or_a_prompt_cache_is_replaced(model, folder, tmp_path):
     (tmp_path / "empty.safetensors").touch()
     for name in ("ours", "theirs", "empty"):
         assert Session.load(session.save(tmp_path / name), model).tokens == session.tokens
+
+
+@pytest.mark.parametrize("name", ["1.9999999", "9999999.a", "2.0.9999999", "1" + ".a" * 5000, "1.99999999999999999999"])
+def test_a_name_that_would_make_a_long_list_is_refused(model, tmp_path, name):
+    cache = mlx_lm_cache.make_prompt_cache(model.decoder)
+    model.decoder(mx.array([[1, 2, 3]]), cache)
+    file = tmp_path / "cache.safetensors"
+    mlx_lm_cache.save_prompt_cache(str(file), cache)
+    assert Session.load(file, model).cache_length == 3
+    arrays, metadata = mx.load(str(file), return_metadata=True)
+    mx.save_safetensors(str(file), arrays, {**metadata, name: "x"})
+    with pytest.raises(SessionFileError, match="is not one of a session"):
+        Session.load(file, model)
+
+
+def test_keys_that_are_whole_numbers_are_refused(model, tmp_path):
+    cache = mlx_lm_cache.make_prompt_cache(model.decoder)
+    model.decoder(mx.array([[1, 2, 3]]), cache)
+    for layer in cache:
+        layer.keys = layer.keys.astype(mx.int32)
+    mlx_lm_cache.save_prompt_cache(str(tmp_path / "cache.safetensors"), cache)
+    with pytest.raises(SessionFileError, match="not floating-point numbers"):
+        Session.load(tmp_path / "cache.safetensors", model)
