@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mlxgen.errors import ModelError, reason_of
+from mlxgen.lfs_pointer import check_not_pointer
 
 MAX_BYTES = 8 << 20
 
@@ -25,6 +26,7 @@ def read_json(path: Path, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
     except RecursionError:
         raise ModelError(f"{path}: not a valid {path.name} (nested too deeply); download it again") from None
     except ValueError as error:  # JSONDecodeError, UnicodeDecodeError, a number of too many digits
+        check_not_pointer(path)
         raise ModelError(f"{path}: not valid JSON ({reason_of(error)}); download it again") from None
     if not isinstance(value, dict):
         raise ModelError(f"{path}: must contain a JSON object, but contains {describe(value)}")

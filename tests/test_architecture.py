@@ -35,7 +35,7 @@ HOUSE = {
                         device
                          blas
   atomic_file | json_file | dtypes safetensors_header
-                      installation
+                 installation lfs_pointer
                          errors
     """,
     "mlxgen.weights": """

@@ -24,6 +24,7 @@ from mlxgen.generation.context import ContextState
 from mlxgen.generation.fingerprint import array_bytes, fingerprint
 from mlxgen.generation.request import ContextOptions
 from mlxgen.generation.sliding import Slide
+from mlxgen.lfs_pointer import check_not_pointer
 from mlxgen.model import Model
 from mlxgen.network.cache import KVCache, RotatingKVCache
 from mlxgen.safetensors_header import HeaderError, read_header
@@ -84,6 +85,7 @@ def read(path: str | Path, model: Model, build: Callable[[ContextState], S]) -> 
     path = Path(path)
     if not path.exists():
         path = _with_suffix(path)
+    check_not_pointer(path)
     try:
         read_header(path)
         loaded = cast(

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from mlxgen.errors import ModelError, OptionError
 from mlxgen.json_file import read_json
+from mlxgen.lfs_pointer import check_not_pointer
 from mlxgen.text.backend import Backend
 from mlxgen.text.detokenizer import (
     BYTE_PIECE,
@@ -165,6 +166,8 @@ def load_tokenizer(folder: Path, *, n_embeddings: int | None = None) -> Tokenize
 
     n_embeddings: see Tokenizer. Raises ModelError for missing or damaged files.
     """
+    for name in ("tokenizer.json", "vocab.json", "merges.txt", *OTHER_VOCABULARIES):
+        check_not_pointer(folder / name)
     settings = read_settings(folder)
     named = settings.get("tokenizer_class")
     if named is None and (folder / "config.json").is_file():

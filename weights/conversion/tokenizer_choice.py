@@ -62,13 +62,13 @@ def _given(vocab: str, vocab_size: int) -> tuple[Files, str]:
 
 def _from_folder(folder: Path) -> Files:
     """A folder's tokenizer files, also under the names of OpenAI's release. {} if it has no tokenizer."""
-    files: Files = {}
+    files: dict[str, Path] = {}
     for pattern in TOKENIZER_FILES:
         files |= {path.name: path for path in sorted(folder.glob(pattern)) if path.is_file()}
     if (folder / "encoder.json").is_file() and (folder / "vocab.bpe").is_file():
         files |= {"vocab.json": folder / "encoder.json", "merges.txt": folder / "vocab.bpe"}
     complete = bool(COMPLETE & files.keys())
-    return files if complete or {"vocab.json", "merges.txt"} <= files.keys() else {}
+    return {**files} if complete or {"vocab.json", "merges.txt"} <= files.keys() else {}
 
 
 def _meta_files(checkpoint: Checkpoint) -> list[Path]:

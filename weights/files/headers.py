@@ -9,6 +9,7 @@ from pathlib import Path
 
 from mlxgen.dtypes import WEIGHT_TYPES, DType
 from mlxgen.errors import ModelError, printable, reason_of
+from mlxgen.lfs_pointer import check_not_pointer
 from mlxgen.safetensors_header import HeaderError, TensorEntry, read_header
 
 
@@ -27,6 +28,7 @@ def read_headers(files: Iterable[Path]) -> dict[str, StoredTensor]:
         try:
             tensors = read_header(file).tensors
         except HeaderError as error:
+            check_not_pointer(file)
             raise ModelError(f"{file}: {error}; download it again") from None
         except OSError as error:
             raise ModelError(f"{file}: cannot be read ({reason_of(error)})") from None

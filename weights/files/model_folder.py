@@ -7,6 +7,8 @@ from pathlib import Path
 from mlxgen.errors import ModelError, printable
 from mlxgen.installation import install_command
 from mlxgen.json_file import read_json
+from mlxgen.lfs_pointer import check_not_pointer
+from mlxgen.weights.files.recognition import PYTORCH, inner_models, recognise_file, recognise_folder
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -70,16 +72,17 @@ def check_model_folder(folder: Path) -> None:
     if not folder.exists():
         raise ModelError(f"{folder}: no such folder")
     if not folder.is_dir():
-        raise ModelError(f"{folder}: is a file; give the folder that contains the model")
+        check_not_pointer(folder)
+        kind = recognise_file(folder)
+        if kind is None:
+            raise ModelError(f"{folder}: is a file; give the folder that contains the model")
+        raise ModelError(f"{folder}: is {kind.what}; {kind.advice_for(folder)}")
     if (folder / ADAPTER_CONFIG).is_file() and not has_safetensors(folder):
-        raise ModelError(
-            f"{folder}: is a LoRA adapter, not a complete model; merge it into {_adapter_base(folder)} "
-            "with `mlx_lm fuse` and open the result"
-        )
+        raise ModelError(_is_adapter(folder))
     if not any(folder.iterdir()):
         raise ModelError(f"{folder}: is an empty folder; a model consists of config.json, weights and a tokenizer")
     if not (folder / "config.json").is_file():
-        raise ModelError(f"{folder}: has no config.json, so it is not a model folder")
+        raise ModelError(f"{folder}: has no config.json, so it is not a model folder{_found_instead(folder)}")
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -95,10 +98,11 @@ def weight_files(folder: Path) -> list[Path]:
     found = sorted(path for path in folder.glob("model*.safetensors") if path.is_file())
     if found:
         return found
-    for pattern in ("pytorch_model*.bin", "*.bin", "*.pt", "*.pth", "*.ckpt"):
-        if other := sorted(folder.glob(pattern)):
-            raise ModelError(torch_weights_only(str(folder), str(folder), f" ({other[0].name})"))
-    raise ModelError(f"{folder}: has no weights ({SINGLE}, or shards with {INDEX})")
+    instead = recognise_folder(folder)
+    if has_torch_weights(folder) or (instead is not None and instead[0].what == PYTORCH):
+        name = instead[1].name if instead else TORCH_SINGLE
+        raise ModelError(torch_weights_only(str(folder), str(folder), f" ({name})"))
+    raise ModelError(f"{folder}: has no weights ({SINGLE}, or shards with {INDEX}){_found_instead(folder)}")
 
 
 def torch_weights_only(where: str, source: str, detail: str = "") -> str:
@@ -126,6 +130,26 @@ def indexed_files(folder: Path, index: str) -> list[Path]:
         more = f" and {len(missing) - 1} more, which are" if len(missing) > 1 else ", which is"
         raise ModelError(f"{path}: lists {printable(missing[0])}{more} missing; download the model again")
     return [folder / name for name in sorted(names)]
+
+
+def _found_instead(folder: Path) -> str:
+    """What a folder that is no model contains, and what to do, for the end of a message; "" where that is unknown."""
+    if instead := recognise_folder(folder):
+        kind, path = instead
+        return f"; it contains {kind.what} ({path.name}): {kind.advice_for(path)}"
+    if inner := inner_models(folder):
+        return f"; it contains {len(inner)} model folders: give one of them, such as {inner[-1]}"
+    return ""
+
+
+def _is_adapter(folder: Path) -> str:
+    """The message for an adapter: PEFT's, or mlx-lm's, which only mlx-lm can merge."""
+    base = _adapter_base(folder)
+    if (folder / "adapters.safetensors").is_file():
+        merge = f"merge it with `mlx_lm.fuse --model {base} --adapter-path {folder}`"
+    else:
+        merge = f"merge it into {base} with PEFT (merge_and_unload), save that with save_pretrained,"
+    return f"{folder}: is a LoRA adapter, not a complete model; {merge} and open the result"
 
 
 def _adapter_base(folder: Path) -> str:

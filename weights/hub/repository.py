@@ -121,8 +121,8 @@ def _check_listing(repo: str, where: str, files: Sequence[str], all_files: Seque
     if "config.json" not in files:
         if ADAPTER_CONFIG in all_files:
             raise ModelError(
-                f"{where}: is a LoRA adapter, not a complete model; merge it into its base model with `mlx_lm fuse` "
-                "and open the result"
+                f"{where}: is a LoRA adapter, not a complete model; merge it into its base model with PEFT "
+                "(merge_and_unload), save that with save_pretrained, and open the result"
             )
         raise ModelError(f"{where}: has no config.json, so mlxgen cannot open it")
     if not any(file.endswith((".safetensors", ".bin")) for file in files):

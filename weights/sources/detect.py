@@ -10,6 +10,7 @@ import mlx.core as mx
 
 from mlxgen.errors import ModelError
 from mlxgen.json_file import read_json
+from mlxgen.lfs_pointer import check_not_pointer
 from mlxgen.network.config import GPT2Config
 from mlxgen.weights.files.arrays import tensor_reader
 from mlxgen.weights.files.headers import read_headers
@@ -23,6 +24,7 @@ from mlxgen.weights.files.model_folder import (
     indexed_files,
     weight_files,
 )
+from mlxgen.weights.files.recognition import recognise_file
 from mlxgen.weights.hub.converted import converted_model
 from mlxgen.weights.hub.locate import resolve
 from mlxgen.weights.hub.names import BUNDLED, repository_of
@@ -32,7 +34,6 @@ from mlxgen.weights.sources.pytorch import read_pickle, state_dict
 from mlxgen.weights.sources.state_dict import checkpoint_from_tensors, plain_names
 
 PICKLED_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-UNSUPPORTED = {".h5": "TensorFlow", ".msgpack": "Flax", ".onnx": "ONNX", ".gguf": "llama.cpp", ".npz": "NumPy"}
 #: Files that training leaves beside the weights.
 NOT_WEIGHTS = ("training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state.pth", "optimizer.bin", "meta.pkl")
 
@@ -61,7 +62,7 @@ def _open_local_folder(folder: Path, config: Path | None) -> Checkpoint:
     refuse_release(folder)
     if not has_safetensors(folder) and not has_torch_weights(folder):
         files = _pickled_files(folder)
-        files = [path for path in files if path.name in ("ckpt.pt", "model.pt")] or files
+        files = [path for path in files if path.name in ("ckpt.pt", "model.pt", "last.ckpt")] or files
         own = folder / "config.json"
         if files and (config or not own.is_file() or isinstance(read_json(own).get("model"), dict)):
             return _open_file(_only(files), config)
@@ -94,9 +95,10 @@ def _open_model_folder(folder: Path, config: Path | None) -> Checkpoint:
 
 def _open_file(path: Path, config: Path | None) -> Checkpoint:
     """One file of weights: nanoGPT's, minGPT's, or a state dict."""
-    if path.suffix in UNSUPPORTED:
-        program = UNSUPPORTED[path.suffix]
-        raise ModelError(f"{path}: {program} files are not supported; give the model's safetensors or PyTorch weights")
+    check_not_pointer(path)
+    kind = recognise_file(path)
+    if kind is not None and not kind.opened_by_convert:
+        raise ModelError(f"{path}: is {kind.what}, which mlxgen does not read; {kind.advice_for(path)}")
     if path.suffix == ".safetensors":
         if config is None and path.name.startswith("model") and (path.parent / "config.json").is_file():
             return _open_model_folder(path.parent, None)
@@ -117,11 +119,14 @@ def _torch_files(folder: Path) -> list[Path]:
 
 
 def _pickled_files(folder: Path) -> list[Path]:
-    return [
-        path
-        for path in sorted(folder.iterdir())
-        if path.suffix in PICKLED_SUFFIXES and path.name not in NOT_WEIGHTS and path.is_file()
-    ]
+    """Files that have the suffix of PyTorch's, and are not those of another program."""
+    found = []
+    for path in sorted(folder.iterdir()):
+        if path.suffix in PICKLED_SUFFIXES and path.name not in NOT_WEIGHTS and path.is_file():
+            kind = recognise_file(path)
+            if kind is None or kind.opened_by_convert:
+                found.append(path)
+    return found
 
 
 def _only(files: Sequence[Path]) -> Path:

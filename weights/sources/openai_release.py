@@ -26,10 +26,11 @@ def refuse_release(folder: Path) -> None:
     name = BY_LAYERS.get(layers) if isinstance(layers, int) else None
     if name is None:
         raise ModelError(
-            f"{folder}: is a TensorFlow checkpoint, which only TensorFlow reads; convert it to PyTorch first "
-            "(transformers has a script for GPT-2), then convert the result"
+            f"{folder}: is a TensorFlow checkpoint, which only TensorFlow reads; convert it to PyTorch with "
+            "transformers 4 (convert_gpt2_original_tf_checkpoint_to_pytorch), then the result"
         )
     raise ModelError(
-        f"{folder}: is OpenAI's TensorFlow checkpoint, which only TensorFlow reads; the same model, {name}, is "
-        f"openai-community/{name} on the hub: run `mlxgen convert {name}`"
+        f"{folder}: is a TensorFlow checkpoint, which only TensorFlow reads. If it is OpenAI's own, "
+        f"`mlxgen convert {name}` converts the same weights from openai-community/{name}. If it is a fine-tune, convert "
+        "it to PyTorch with transformers 4 (convert_gpt2_original_tf_checkpoint_to_pytorch), then the result"
     )

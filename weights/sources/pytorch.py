@@ -15,6 +15,7 @@ import mlx.core as mx
 from mlxgen.dtypes import BY_NAME, FLOAT32
 from mlxgen.errors import ModelError, printable, reason_of
 from mlxgen.installation import install_command
+from mlxgen.lfs_pointer import check_not_pointer
 from mlxgen.weights.files.headers import StoredTensor
 from mlxgen.weights.sources.archive_check import check_archive, check_pickles
 from mlxgen.weights.sources.checkpoint import LazyTensor
@@ -36,6 +37,7 @@ def read_pickle(file: Path) -> Any:
         import torch
     except ImportError:
         raise ModelError(f"{file}: reading PyTorch weights needs torch: `{install_command('torch')}`") from None
+    check_not_pointer(file)
     try:
         with file.open("rb") as stream:
             mapped = stream.read(len(ZIP)) == ZIP  # before PyTorch 1.6 a file was one pickle
@@ -128,6 +130,7 @@ class _Plain(pickle.Unpickler):
 
 def read_plain_pickle(file: Path) -> Any:
     """The content of a pickle of plain data, such as nanoGPT's meta.pkl. Any other is refused with a ModelError."""
+    check_not_pointer(file)
     try:
         if file.stat().st_size > MAX_PLAIN_BYTES:
             raise ModelError(f"{file}: larger than {MAX_PLAIN_BYTES >> 20} MB, so it is not a vocabulary")

@@ -1,0 +1,145 @@
+"""Files and folders that are no models are told apart, and each message says what opens them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import save_file
+
+import mlxgen
+from mlxgen.errors import ModelError
+from mlxgen.weights import convert
+from mlxgen.weights.files.recognition import recognise_file
+
+from ...support.models import tiny_gpt2
+
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 548118077\n"
+
+
+def told(use: Callable[[str], object], path: Path) -> str:
+    with pytest.raises(ModelError) as error:
+        use(str(path))
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def rust_archive(path: Path) -> None:
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("archive/data.pkl", b"")
+
+
+def packed(path: Path) -> None:
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("gpt2/config.json", b"{}")
+
+
+WRITERS: dict[str, tuple[str, Callable[[Path], object], str, str]] = {
+    "gguf": ("gpt2.bin", lambda p: p.write_bytes(b"GGUF\3\0\0\0"), "GGUF", "Hugging Face model"),
+    "llm.c": ("gpt2_124M.bin", lambda p: p.write_bytes(np.array([20240326, 3], "<i4").tobytes()), "llm.c", "export_hf"),
+    "keras": ("weights.dat", lambda p: p.write_bytes(b"\x89HDF\r\n\x1a\n" + b"\0" * 9), "HDF5", "from_tf=True"),
+    "flax": ("flax_model.msgpack", lambda p: p.write_bytes(b"\x81\xa6params"), "Flax", "from_flax=True"),
+    "onnx": ("model.onnx", lambda p: p.write_bytes(b"\x08\x07"), "ONNX", "exported from"),
+    "rust": ("rust_model.ot", rust_archive, "rust-bert", "pytorch_model.bin"),
+    "tflite": ("64.tflite", lambda p: p.write_bytes(b"\x1c\0\0\0TFL3"), "TensorFlow Lite", "exported from"),
+    "web page": ("model.bin", lambda p: p.write_bytes(b"\n<!DOCTYPE html><html>"), "a web page", "hf download"),
+    "numpy": ("weights.npz", lambda p: np.savez(p, a=np.ones(2)), "NumPy", "state dict"),
+    "archive": ("gpt2.zip", packed, "an archive", "unpack"),
+    "tensorflow": ("model.ckpt.index", lambda p: p.write_bytes(b"\0\0\2"), "TensorFlow checkpoint", "transformers 4"),
+}
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_a_file_of_another_program_is_named_with_what_opens_it(tmp_path: Path, kind: str) -> None:
+    name, write, what, way_out = WRITERS[kind]
+    path = tmp_path / "there" / name
+    path.parent.mkdir()
+    write(path)
+    for use in (mlxgen.load, convert):
+        message = told(use, path)
+        assert what in message and way_out in message, message
+        assert "download it again" not in message and "mlxgen convert gpt2" not in message
+
+
+@pytest.mark.parametrize("kind", sorted(WRITERS.keys() - {"keras", "web page", "archive"}))
+def test_a_folder_of_such_a_file_says_the_same(tmp_path: Path, kind: str) -> None:
+    name, write, what, way_out = WRITERS[kind]
+    write(tmp_path / name)
+    assert what in told(mlxgen.load, tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2", "n_embd": 8, "n_head": 2, "n_layer": 1}')
+    for use in (mlxgen.load, convert):
+        message = told(use, tmp_path)
+        assert what in message and (way_out in message or kind == "tensorflow"), message
+
+
+def test_pytorch_files_and_their_folders_are_sent_to_convert(tmp_path: Path) -> None:
+    for legacy in (False, True):
+        path = tmp_path / "ckpt.pt"
+        torch.save({"a": torch.ones(2)}, path, _use_new_zipfile_serialization=not legacy)
+        assert f"mlxgen convert {path}" in told(mlxgen.load, path)
+        assert f"mlxgen convert {path}" in told(mlxgen.load, tmp_path)
+
+
+def test_a_safetensors_file_alone_is_sent_to_its_folder_or_to_convert(tmp_path: Path) -> None:
+    save_file({"a": np.ones(2)}, tmp_path / "model.safetensors")
+    message = told(mlxgen.load, tmp_path / "model.safetensors")
+    assert "folder that contains it" in message and "mlxgen convert" in message
+
+
+def test_a_training_run_names_its_newest_checkpoint(tmp_path: Path) -> None:
+    import os
+
+    for step in (500, 1000):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        (tmp_path / f"checkpoint-{step}" / "config.json").write_text("{}")
+        os.utime(tmp_path / f"checkpoint-{step}" / "config.json", (step, step))
+        os.utime(tmp_path / f"checkpoint-{step}", (step, step))
+    assert f"{tmp_path}/checkpoint-1000" in told(mlxgen.load, tmp_path)
+
+
+def test_an_adapter_is_sent_to_what_can_merge_it(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "openai-community/gpt2"}')
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"")
+    message = told(mlxgen.load, tmp_path)
+    assert "openai-community/gpt2" in message and "merge_and_unload" in message and "fuse" not in message
+    (tmp_path / "adapters.safetensors").write_bytes(b"")
+    assert "mlx_lm.fuse --model openai-community/gpt2" in told(mlxgen.load, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"])
+def test_a_git_lfs_pointer_in_place_of_any_file_is_said_to_be_one(tmp_path: Path, name: str) -> None:
+    folder = tiny_gpt2().write(tmp_path / "a model", chat_template="x")
+    (folder / name).write_text(POINTER)
+    for use in (mlxgen.load, convert):
+        message = told(use, folder)
+        assert f"{name}: is a Git LFS pointer" in message
+        assert f"git -C '{folder}' lfs pull" in message and "download" not in message
+
+
+def test_a_git_lfs_pointer_in_place_of_a_checkpoint_or_vocabulary(tmp_path: Path) -> None:
+    (tmp_path / "ckpt.pt").write_text(POINTER)
+    for use in (mlxgen.load, convert):
+        assert "Git LFS pointer" in told(use, tmp_path / "ckpt.pt")
+    folder = tiny_gpt2().write(tmp_path / "tales")
+    (folder / "tokenizer.json").unlink()
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    shutil.copy(tmp_path / "ckpt.pt", folder / "pytorch_model.bin")
+    assert "Git LFS pointer" in told(convert, folder)
+    for name in ("vocab.json", "merges.txt"):
+        (folder / name).write_text(POINTER)
+    tiny_gpt2().write(tmp_path / "whole")
+    shutil.copy(tmp_path / "whole" / "model.safetensors", folder)
+    assert "Git LFS pointer" in told(mlxgen.load, folder)
+
+
+def test_a_model_file_is_not_taken_for_something_else(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"a": 1}))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n")
+    assert recognise_file(tmp_path / "config.json") is None and recognise_file(tmp_path / "merges.txt") is None
+    assert recognise_file(tmp_path / "nothing") is None

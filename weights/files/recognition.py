@@ -1,0 +1,189 @@
+"""What a file or folder is that is no model folder: recognised by its first bytes, its name or its files.
+
+Each kind says what opens it. A kind with ``opened_by_convert`` has a reader in `mlxgen.weights.sources`.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+FIRST_BYTES = 16
+PYTORCH = "a PyTorch checkpoint"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of file. what: its name, in words. advice: what opens it; {path} is the file.
+
+    is_one: whether a file is of this kind, by its path and first bytes. patterns: its usual names, by which it is found
+    in a folder.
+    """
+
+    what: str
+    advice: str
+    is_one: Callable[[Path, bytes], bool]
+    patterns: tuple[str, ...]
+    opened_by_convert: bool = False
+
+    def advice_for(self, path: Path) -> str:
+        return self.advice.format(path=path)
+
+
+def _begins(*beginnings: bytes) -> Callable[[Path, bytes], bool]:
+    return lambda path, first: first.startswith(beginnings)
+
+
+def _ends(*suffixes: str) -> Callable[[Path, bytes], bool]:
+    return lambda path, first: path.name.lower().endswith(suffixes)
+
+
+def _is_tensorflow(path: Path, first: bytes) -> bool:
+    pieces = ("*.index", "*.data-*-of-*", "*.ckpt*.meta", "saved_model.pb")
+    return first.startswith(b"model_checkpoint_path") or any(path.match(piece) for piece in pieces)
+
+
+def _is_pytorch(path: Path, first: bytes) -> bool:
+    """PyTorch's zip file, or the pickle it was before version 1.6."""
+    if first.startswith(b"PK\x03\x04"):
+        return any(name.endswith("/data.pkl") for name in _names_in_zip(path)) and not _is_rust(path, first)
+    return first[:1] == b"\x80" and first[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05")
+
+
+def _is_rust(path: Path, first: bytes) -> bool:
+    return path.suffix == ".ot"
+
+
+def _is_numpy(path: Path, first: bytes) -> bool:
+    in_zip = first.startswith(b"PK\x03\x04") and any(name.endswith(".npy") for name in _names_in_zip(path))
+    return in_zip or first.startswith(b"\x93NUMPY") or path.suffix in (".npz", ".npy")
+
+
+def _is_archive(path: Path, first: bytes) -> bool:
+    return first.startswith((b"PK\x03\x04", b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"7z\xbc\xaf")) or path.suffix == ".tar"
+
+
+def _names_in_zip(path: Path) -> list[str]:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return archive.namelist()
+    except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError):
+        return []
+
+
+FROM_TRANSFORMERS_4 = (
+    "open it with transformers 4 (GPT2LMHeadModel.from_pretrained(FOLDER, {option}=True)), save it with "
+    "save_pretrained, and convert the result"
+)
+
+#: In the order in which they are tried.
+KINDS = (
+    Kind(
+        "a safetensors file",
+        "give the folder that contains it and config.json, or convert it with `mlxgen convert {path} --config FILE`",
+        lambda path, first: first[8:9] == b"{" and int.from_bytes(first[:8], "little") < 1 << 32,
+        ("*.safetensors",),
+        opened_by_convert=True,
+    ),
+    Kind(
+        "a GGUF file of llama.cpp",
+        "convert the Hugging Face model that it was made from",
+        lambda path, first: first.startswith((b"GGUF", b"ggml", b"tjgg")) or path.suffix == ".gguf",
+        ("*.gguf", "*.bin"),
+    ),
+    Kind(
+        "a checkpoint of llm.c",
+        "export it with llm.c's dev/eval/export_hf.py, and open the folder that this writes",
+        _begins((20240326).to_bytes(4, "little")),
+        ("*.bin",),
+    ),
+    Kind(
+        "TensorFlow weights in HDF5",
+        FROM_TRANSFORMERS_4.format(option="from_tf"),
+        lambda path, first: first.startswith(b"\x89HDF\r\n") or path.suffix == ".h5",
+        ("tf_model.h5", "*.h5"),
+    ),
+    Kind(
+        "a TensorFlow checkpoint",
+        "convert it to PyTorch with transformers 4 (convert_gpt2_original_tf_checkpoint_to_pytorch), then the result",
+        _is_tensorflow,
+        ("*.ckpt*.index", "*.ckpt*.data-*", "*.ckpt*.meta", "saved_model.pb", "ckpt-*.index"),
+    ),
+    Kind(
+        "Flax weights",
+        FROM_TRANSFORMERS_4.format(option="from_flax"),
+        _ends(".msgpack"),
+        ("flax_model.msgpack", "*.msgpack"),
+    ),
+    Kind(
+        "an ONNX program",
+        "give the checkpoint that it was exported from",
+        _ends(".onnx"),
+        ("*.onnx",),
+    ),
+    Kind(
+        "a weights file of rust-bert",
+        "give pytorch_model.bin of the same model",
+        _is_rust,
+        ("*.ot",),
+    ),
+    Kind(
+        "a TensorFlow Lite program",
+        "give the checkpoint that it was exported from",
+        lambda path, first: first[4:8] == b"TFL3" or path.suffix == ".tflite",
+        ("*.tflite",),
+    ),
+    Kind(
+        "a web page",
+        "the download went wrong: fetch the file itself, for example with `hf download`",
+        lambda path, first: first.lstrip().lower().startswith((b"<!doctype", b"<html")),
+        (),
+    ),
+    Kind(
+        PYTORCH,
+        "convert it with `mlxgen convert {path}`",
+        _is_pytorch,
+        ("pytorch_model*.bin", "ckpt.pt", "model.pt", "*.pt", "*.pth", "*.ckpt", "*.bin"),
+        opened_by_convert=True,
+    ),
+    Kind(
+        "a file of NumPy arrays",
+        "save the model's state dict with PyTorch or safetensors",
+        _is_numpy,
+        ("*.npz", "*.npy"),
+    ),
+    Kind(
+        "an archive",
+        "unpack it, and give the folder",
+        _is_archive,
+        (),
+    ),
+)
+
+
+def recognise_file(path: Path) -> Kind | None:
+    """The kind of a file, or None for a kind that is not in the table."""
+    try:
+        with path.open("rb") as file:
+            first = file.read(FIRST_BYTES + 8)
+    except OSError:
+        return None
+    return next((kind for kind in KINDS if kind.is_one(path, first)), None)
+
+
+def recognise_folder(folder: Path) -> tuple[Kind, Path] | None:
+    """The first kind of the table that a file of the folder has, and the file."""
+    for kind in KINDS:
+        for pattern in kind.patterns:
+            for path in sorted(folder.glob(pattern)):
+                if path.is_file() and recognise_file(path) is kind:
+                    return kind, path
+    return None
+
+
+def inner_models(folder: Path) -> list[Path]:
+    """The folders in this one that have a config.json: checkpoints of a training run, or revisions in a cache."""
+    places = (*folder.glob("*/config.json"), *folder.glob("snapshots/*/config.json"))
+    return sorted((path.parent for path in places), key=lambda path: path.stat().st_mtime)
