@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from mlxgen.errors import ModelError, reason_of
+from mlxgen.lfs_pointer import check_not_pointer
 from mlxgen.weights.conversion.characters import tokenizer_of
 from mlxgen.weights.files.model_folder import TOKENIZER_FILES
 from mlxgen.weights.hub.names import ALIASES, repository_of
@@ -67,6 +68,8 @@ def _from_folder(folder: Path) -> Files:
         files |= {path.name: path for path in sorted(folder.glob(pattern)) if path.is_file()}
     if (folder / "encoder.json").is_file() and (folder / "vocab.bpe").is_file():
         files |= {"vocab.json": folder / "encoder.json", "merges.txt": folder / "vocab.bpe"}
+    for file in files.values():
+        check_not_pointer(file)
     complete = bool(COMPLETE & files.keys())
     return {**files} if complete or {"vocab.json", "merges.txt"} <= files.keys() else {}
 

@@ -48,7 +48,9 @@ def _is_tensorflow(path: Path, first: bytes) -> bool:
 def _is_pytorch(path: Path, first: bytes) -> bool:
     """PyTorch's zip file, or the pickle it was before version 1.6."""
     if first.startswith(b"PK\x03\x04"):
-        return any(name.endswith("/data.pkl") for name in _names_in_zip(path)) and not _is_rust(path, first)
+        names = _names_in_zip(path)
+        damaged = not names and path.suffix != ".zip"  # the list is at the end
+        return (damaged or any(name.endswith("/data.pkl") for name in names)) and path.suffix != ".ot"
     return first[:1] == b"\x80" and first[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05")
 
 

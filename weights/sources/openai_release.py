@@ -31,6 +31,6 @@ def refuse_release(folder: Path) -> None:
         )
     raise ModelError(
         f"{folder}: is a TensorFlow checkpoint, which only TensorFlow reads. If it is OpenAI's own, "
-        f"`mlxgen convert {name}` converts the same weights from openai-community/{name}. If it is a fine-tune, convert "
-        "it to PyTorch with transformers 4 (convert_gpt2_original_tf_checkpoint_to_pytorch), then the result"
+        f"`mlxgen convert {name}` converts the same weights from openai-community/{name}. If it is a fine-tune, "
+        "convert it to PyTorch with transformers 4 (convert_gpt2_original_tf_checkpoint_to_pytorch), then the result"
     )
