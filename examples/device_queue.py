@@ -1,12 +1,12 @@
-"""The double-buffered loop, seen: when each step was sent to the device, and when Python had its token.
+"""The double-buffered loop at work: when each step was sent to the device, and when Python had its token.
 
     python examples/device_queue.py [MODEL]
 
-Step t + 1 is built on step t's token before anybody has read it. So while Python waits for a token, the step after it
-stands in the device's queue already, and the device goes on without a pause.
+Step t + 1 is built on the token of step t before Python reads it. While Python waits for a token, the next step is
+already in the device's queue, so the device never waits for Python.
 """
 
-import sys
+import argparse
 import time
 
 import mlxgen
@@ -17,7 +17,7 @@ STEPS = 12
 
 
 class Clock:
-    """An observer that notes when the graph of each step's choice is complete; it is sent off at once."""
+    """An observer that notes when the graph of each step's choice is complete; it is sent to the device at once."""
 
     def __init__(self) -> None:
         self.sent: list[float] = []
@@ -29,7 +29,9 @@ class Clock:
         self.sent.append(time.perf_counter())
 
 
-model = mlxgen.load(sys.argv[1] if len(sys.argv) > 1 else "fairy-tales")
+parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+parser.add_argument("model", nargs="?", default="fairy-tales", help="a name or a folder (default: %(default)s)")
+model = mlxgen.load(parser.parse_args().model)
 request = check_options(max_tokens=STEPS, seed=0, ignore_eos=True).with_prompt(model, "Once upon a time")
 clock = Clock()
 read: list[float] = []

@@ -1,8 +1,11 @@
 """The device: how it is chosen, what it computes in, how weights lie in its memory, and what stays resident."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import mlxgen  # first, so that its BLAS is loaded before anything imports MLX  # isort: skip
 import mlx.core as mx
 import pytest
 
@@ -119,3 +122,26 @@ def test_a_device_that_there_is_not_is_refused(monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setenv("MLXGEN_DEVICE", setting)
         with pytest.raises(OptionError, match=said):
             device.choose_device()
+
+
+def test_whatever_generates_keeps_the_weights_resident_until_it_ends(
+    model: mlxgen.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = []
+
+    @contextmanager
+    def counted() -> Iterator[None]:
+        running.append(1)
+        try:
+            yield
+        finally:
+            running.pop()
+
+    monkeypatch.setattr(device, "wired_memory", counted)
+    for generates in (mlxgen.stream(model, "a", max_tokens=3), mlxgen.batch(model, ["a", "b"], batch_size=1)):
+        steps = iter(generates)
+        assert not running
+        next(steps)
+        assert running == [1]
+        list(steps)
+        assert not running

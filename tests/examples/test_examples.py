@@ -16,7 +16,7 @@ from ..conftest import needs_compiler
 from ..support.models import letter_tokenizer, tiny_gpt2
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
-PROGRAMS = sorted({file.name for file in EXAMPLES.glob("*.py")} - {"fairy_tales_recipe.py", "device_queue.py"})
+PROGRAMS = sorted({file.name for file in EXAMPLES.glob("*.py")} - {"fairy_tales_recipe.py"})
 BUNDLED = files("mlxgen.weights") / "fairy_tales" / "config.json"
 TALE = "Once upon a time a fox came to the king, far far away, and said that the moon was made of bread. " * 12
 

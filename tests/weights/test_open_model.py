@@ -10,10 +10,12 @@ import tokenizers
 import torch
 
 import mlxgen
+from mlxgen import device
 from mlxgen.errors import MlxgenError, ModelError, OptionError
 from mlxgen.text.tokenizer import load_tokenizer
 from mlxgen.weights.load import end_tokens
 
+from ..support.models import tiny_gpt2
 from ..support.vocabularies import gpt2_folder
 from .transformers_gpt2 import theirs
 
@@ -41,6 +43,13 @@ def test_load_gives_a_whole_model(tmp_path: Path) -> None:
     for _ in range(8):
         tokens.append(int(mx.argmax(loaded.decoder(mx.array([tokens]))[0, -1]).item()))
     assert tokens == expected[0].tolist()
+
+
+@pytest.mark.skipif(not device.on_cpu(), reason="elsewhere weights lie as they are stored")
+def test_loaded_weights_lie_as_the_cpu_reads_them_fastest(tmp_path: Path) -> None:
+    model = mlxgen.load(str(tiny_gpt2().write(tmp_path / "m")))
+    for weight in (model.decoder.model.wte.weight, model.decoder.model.h[0].attn.c_attn.weight):
+        assert memoryview(weight.T).c_contiguous  # type: ignore[arg-type]  # [in, out]
 
 
 def test_end_tokens_come_from_three_places(tmp_path: Path) -> None:
