@@ -160,8 +160,21 @@ def greedy(logits: mx.array) -> mx.array:
 
 
 def draw(logits: mx.array, key: mx.array) -> mx.array:
-    """Draw one token id per row from softmax(logits). Only the key decides. [B, V] -> uint32 [B]."""
-    return mx.random.categorical(logits, key=key)
+    """Draw one token id per row from softmax(logits). Only the key decides. [B, V] -> uint32 [B].
+
+    A removed token (-inf) is never drawn.
+    """
+    return if_kept(mx.random.categorical(logits, key=key), logits)
+
+
+def if_kept(tokens: mx.array, logits: mx.array) -> mx.array:
+    """Each row's token where its logit is above -inf, otherwise the row's best token. [B], [B, V] -> [B].
+
+    categorical() searches the running total of the probabilities. On a GPU, the parts of that total are added up in
+    another order, so rounding can give a token of probability 0 a width.
+    """
+    drawn = mx.take_along_axis(logits, tokens[:, None], axis=-1)[:, 0]
+    return mx.where(drawn > -INF, tokens, greedy(logits))
 
 
 def draw_or_accept(logits: mx.array, guess: mx.array, drawn_from: mx.array, key: mx.array) -> mx.array:

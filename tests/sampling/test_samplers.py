@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import mlxgen
 from mlxgen.errors import OptionError
 from mlxgen.sampling.chooser import token_counts
 from mlxgen.sampling.samplers import (
@@ -22,6 +23,7 @@ from mlxgen.sampling.samplers import (
     apply_top_k,
     apply_top_p,
     draw,
+    draw_or_accept,
     greedy,
 )
 from mlxgen.sampling.softmax import softmax
@@ -163,6 +165,36 @@ def test_drawn_tokens_have_the_distribution():
     rows = mx.repeat(mx.log(mx.array([probabilities.tolist()])), 100_000, axis=0)
     drawn = np.array(draw(rows, mx.random.key(3)))
     assert oracles.chi_square(np.bincount(drawn, minlength=10), probabilities) < 27.9
+
+
+def drawing_removed_tokens(monkeypatch):
+    """MLX's draw as rounding can spoil it on a GPU: it gives a token of probability 0 wherever there is one."""
+    monkeypatch.setattr(mx.random, "categorical", lambda logits, key: mx.argmin(logits, axis=-1))
+
+
+def test_a_removed_token_is_never_drawn(monkeypatch):
+    drawing_removed_tokens(monkeypatch)
+    logits = mx.array([[1.0, -math.inf, 3.0, 2.0], [1.0, 2.0, 3.0, 4.0], [-math.inf, -math.inf, -math.inf, 0.0]])
+    assert draw(logits, mx.random.key(0)).tolist() == [2, 0, 3]  # the best where the drawn one was removed
+
+
+def test_a_removed_token_is_never_drawn_after_a_rejected_guess(monkeypatch):
+    drawing_removed_tokens(monkeypatch)
+    logits = mx.array([[3.0, 1.0, 2.0, -math.inf]])
+    guessed_from = mx.array([[5.0, 0.0, 0.0, 0.0]])  # more of token 0 than the logits have: it is often rejected
+    tokens = [
+        draw_or_accept(logits, mx.array([0], mx.uint32), guessed_from, mx.random.key(seed)).item() for seed in range(50)
+    ]
+    assert set(tokens) == {0, 2}  # accepted, or the token that the guesses miss most
+
+
+def test_a_removed_token_is_in_no_text(monkeypatch, model):
+    drawing_removed_tokens(monkeypatch)
+    options = {"max_tokens": 12, "seed": 2, "top_k": 3, "top_p": 0.9, "logprobs": 3, "ignore_eos": True}
+    answers = [mlxgen.generate(model, [1, 2], **options), *mlxgen.batch(model, [[1, 2], [3]], **options)]
+    for answer in answers:
+        for token, candidates in zip(answer.tokens, answer.candidates, strict=True):
+            assert token in [candidate.token for candidate in candidates if candidate.kept]
 
 
 def test_the_repetition_penalty_is_that_of_transformers():
