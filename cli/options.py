@@ -13,6 +13,7 @@ from click.core import ParameterSource
 
 from mlxgen.cli.output import say
 from mlxgen.cli.settings import SETTINGS, F
+from mlxgen.dtypes import WEIGHT_TYPES
 
 if TYPE_CHECKING:
     from mlxgen.generation.request import Request
@@ -28,11 +29,17 @@ model_option = click.option(
     help="A folder, a hub id (owner/name), an alias such as gpt2, or the bundled fairy-tales.",
 )
 revision_option = click.option("--revision", metavar="REF", help="Branch, tag or commit of a model on the hub.")
+dtype_option = click.option(
+    "--dtype",
+    type=click.Choice([dtype.name for dtype in WEIGHT_TYPES]),
+    help="Type to compute in.  [default: on a GPU the type of the weights, on the CPU float32]",
+)
 quiet_option = click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors to standard error.")
 
 
 def model_options(function: F) -> F:
-    return model_option(revision_option(function))
+    """Add which model to open, and how. See `open_model`."""
+    return model_option(revision_option(dtype_option(function)))
 
 
 def generation_options(function: F) -> F:
@@ -89,7 +96,7 @@ def open_model(given: Mapping[str, Any]) -> Model:
 
         disable_progress_bars()
     with _warnings_as_lines(given.get("quiet", False)):
-        return mlxgen.load(given["model"], revision=given["revision"])
+        return mlxgen.load(given["model"], revision=given["revision"], dtype=given["dtype"])
 
 
 @contextmanager

@@ -20,6 +20,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlxgen import blas
+from mlxgen.dtypes import WEIGHT_TYPES
 from mlxgen.errors import OptionError
 
 MEMORY_FACTS = "/proc/meminfo"
@@ -47,9 +48,18 @@ def on_cpu() -> bool:
     return bool(mx.default_device().type == mx.DeviceType.cpu)
 
 
-def compute_dtype(stored: mx.Dtype) -> mx.Dtype:
-    """The type to compute in: float32 on the CPU backend, where other types are far slower; else as stored."""
-    return mx.float32 if on_cpu() else stored
+def compute_dtype(stored: mx.Dtype, asked: str | None = None) -> mx.Dtype:
+    """The type to compute in, by name; None is float32 on the CPU backend, where others are far slower; else as stored.
+
+    Raises OptionError for a name that is not one of dtypes.WEIGHT_TYPES.
+    """
+    if asked is None:
+        return mx.float32 if on_cpu() else stored
+    found = next((dtype for dtype in WEIGHT_TYPES if dtype.name == asked), None)
+    if found is None:
+        names = ", ".join(dtype.name for dtype in WEIGHT_TYPES)
+        raise OptionError(f"dtype must be one of {names}, not {asked!r}")
+    return found.mlx
 
 
 def lay_out_weights(decoder: nn.Module) -> None:

@@ -30,15 +30,17 @@ class Model:
         return f"Model({self.name!r}, n_layer={c.n_layer}, n_embd={c.n_embd}, n_head={c.n_head})"
 
 
-def load(name: str = "fairy-tales", *, revision: str | None = None) -> Model:
+def load(name: str = "fairy-tales", *, revision: str | None = None, dtype: str | None = None) -> Model:
     """Open a model: "fairy-tales" (bundled), a local folder, a hub id, or an alias such as "gpt2".
 
+    dtype: the type to compute in, "float32", "float16" or "bfloat16"; None is that of the weights on a GPU, and
+    float32 on the CPU, where others are far slower. Logits are always computed in float32.
     revision: a branch, tag or commit on the hub. Missing files are downloaded into huggingface_hub's cache. Raises
     ModelError with the reason and what to do.
     """
     from mlxgen.weights import open_model
 
-    return open_model(name, revision=revision)
+    return open_model(name, revision=revision, dtype=dtype)
 
 
 def encode_prompt(model: Model, prompt: object, *, begins: bool = False, must_fit: bool = False) -> list[int]:

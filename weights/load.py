@@ -23,34 +23,37 @@ from mlxgen.weights.layouts import Source, decoder_shapes, read_layout
 from mlxgen.weights.parameters import DecoderWeights, Read, decoder_weights
 
 
-def open_model(name: str, *, revision: str | None = None) -> Model:
+def open_model(name: str, *, revision: str | None = None, dtype: str | None = None) -> Model:
     """Open the model called ``name``: "fairy-tales", a folder, a hub id or an alias.
 
-    revision: a branch, tag or commit on the hub. Raises ModelError with the cause and the way out, or OptionError for
-    a revision of a local folder.
+    revision: a branch, tag or commit on the hub. dtype: see mlxgen.load. Raises ModelError with the cause and the way
+    out, or OptionError for a revision of a local folder or an unknown dtype.
     """
+    device.compute_dtype(mx.float32, dtype)  # an unknown dtype is refused before anything is downloaded
     folder = resolve(name, revision)
     with naming_hidden_model(str(name)):
-        decoder = open_decoder(folder)
+        decoder = open_decoder(folder, dtype=dtype)
         tokenizer = load_tokenizer(folder, n_embeddings=decoder.config.vocab_size)
     device.lay_out_weights(decoder)
     ends = end_tokens(folder, decoder.config, tokenizer.eos_token_id)
     return Model(str(name), decoder.config, decoder, tokenizer, ends)
 
 
-def open_decoder(folder: Path, *, packed: bool | None = None) -> GPT2:
+def open_decoder(folder: Path, *, packed: bool | None = None, dtype: str | None = None) -> GPT2:
     """The decoder with the weights of a folder, which are checked against the config before anything is allocated.
 
     packed: whether quantized layers stay packed. By default they stay packed on Metal, and are unpacked on the CPU
-    backend, where products of packed weights are slow. Other weights are float32 on the CPU backend, else of the type
-    that most of them are stored in. Raises ModelError.
+    backend, where products of packed weights are slow. dtype: the type of other weights; None is float32 on the CPU
+    backend, else the type that most of them are stored in. The head is always float32. Raises ModelError.
     """
     config = read_config(folder)
     layout = read_layout(folder, config)
     for note in layout.notes:
         warnings.warn(f"{folder}: {note}", ModelWarning, stacklevel=2)
     decoder = build_decoder(
-        decoder_weights(config, layout, _reader()), packed=not device.on_cpu() if packed is None else packed
+        decoder_weights(config, layout, _reader()),
+        packed=not device.on_cpu() if packed is None else packed,
+        dtype=dtype,
     )
     try:
         mx.eval(decoder.parameters())
@@ -59,16 +62,18 @@ def open_decoder(folder: Path, *, packed: bool | None = None) -> GPT2:
     return decoder
 
 
-def build_decoder(weights: DecoderWeights, *, packed: bool) -> GPT2:
-    """A decoder with these weights, still lazy. packed: whether packed layers stay so."""
+def build_decoder(weights: DecoderWeights, *, packed: bool, dtype: str | None = None) -> GPT2:
+    """A decoder with these weights, still lazy. packed: whether packed layers stay so. dtype: see `open_decoder`."""
     decoder = GPT2(weights.config)
     if packed:
         _pack_modules(decoder, weights.layout.packed)
         arrays = {target: weights.stored(target) for target in weights.layout.sources}
     else:
-        arrays = {target: weights.unpacked(target) for target in decoder_shapes(weights.config)}
-    dtype = device.compute_dtype(weights.layout.dtype.mlx)
-    decoder.load_weights([(target, _cast(array, dtype)) for target, array in arrays.items()], strict=True)
+        arrays = {target: weights.unpacked(target, mx.float32) for target in decoder_shapes(weights.config)}
+    computed = device.compute_dtype(weights.layout.dtype.mlx, dtype)
+    head = "model.wte." if weights.config.tie_word_embeddings else "lm_head."  # it computes in float32
+    cast = [(name, _cast(array, mx.float32 if name.startswith(head) else computed)) for name, array in arrays.items()]
+    decoder.load_weights(cast, strict=True)
     decoder.eval()
     return decoder
 

@@ -28,16 +28,22 @@ class DecoderWeights:
         array = self.read(source)
         return array.T if source.transpose else array
 
-    def unpacked(self, target: str) -> mx.array:
-        """One parameter as floating-point numbers, whether it is packed or not; lazy."""
+    def unpacked(self, target: str, dtype: mx.Dtype | None = None) -> mx.array:
+        """One parameter as floating-point numbers, whether it is packed or not; lazy.
+
+        dtype: the type to unpack in, where the packing leaves it open; None is that of the scales.
+        """
         path = target.removesuffix(".weight")
         entry = self._packing(target)
         if entry is None:
             return self.stored(target)
         biases = self.stored(f"{path}.biases") if f"{path}.biases" in self.layout.sources else None
+        scales = self.stored(f"{path}.scales")
+        if dtype is not None and biases is not None:  # in other modes the numbers fit into 16 bits exactly
+            scales, biases = scales.astype(dtype), biases.astype(dtype)
         return mx.dequantize(
             self.stored(target),
-            self.stored(f"{path}.scales"),
+            scales,
             biases,
             group_size=entry.group_size,
             bits=entry.bits,

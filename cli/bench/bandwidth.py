@@ -22,7 +22,7 @@ def memory_bandwidth(megabytes: int = 256, runs: int = 5) -> float:
     return matrix.nbytes / min(_seconds(product) for product in products for _ in range(runs + 1))
 
 
-def bytes_per_step(folder: Path, context: int, rows: int = 1) -> int:
+def bytes_per_step(folder: Path, context: int, rows: int = 1, dtype: str | None = None) -> int:
     """Bytes that one decode step has to read: the weights, without unused rows of the embeddings, and the caches."""
     from mlxgen.device import compute_dtype, on_cpu
     from mlxgen.network.config import read_config
@@ -30,9 +30,9 @@ def bytes_per_step(folder: Path, context: int, rows: int = 1) -> int:
 
     config = read_config(folder)
     layout = read_layout(folder, config)
-    itemsize = compute_dtype(layout.dtype.mlx).size
+    itemsize = compute_dtype(layout.dtype.mlx, dtype).size
     unread = config.n_positions + (0 if config.tie_word_embeddings else config.vocab_size)
-    weights = itemsize * (config.n_parameters - unread * config.n_embd)
+    weights = config.weight_bytes(itemsize) - itemsize * unread * config.n_embd
     if layout.packed and not on_cpu():
         weights = layout.nbytes
     return weights + rows * context * config.cache_bytes_per_token(itemsize)

@@ -60,12 +60,17 @@ def check_fits(folder: Path, prompt_tokens: int, new_tokens: int) -> None:
         )
 
 
-def measure(side: str, folder: Path, *, prompt_tokens: int, new_tokens: int, batch_size: int = 1) -> Measurement:
-    """Run one side once in a fresh process. If it fails, raises MlxgenError with the last line of its output."""
+def measure(
+    side: str, folder: Path, *, prompt_tokens: int, new_tokens: int, batch_size: int = 1, dtype: str | None = None
+) -> Measurement:
+    """Run one side once in a fresh process. dtype: the type that mlxgen computes in.
+
+    If it fails, raises MlxgenError with the last line of its output.
+    """
     if side not in SIDES:
         raise OptionError(f"unknown peer {side!r}; known are {', '.join(PEERS)}")
     environment = dict(os.environ) if SIDES[side].our_blas else {**os.environ, "MLXGEN_BLAS": "off"}
-    arguments = [side, str(folder), str(prompt_tokens), str(new_tokens), str(batch_size)]
+    arguments = [side, str(folder), str(prompt_tokens), str(new_tokens), str(batch_size), *([dtype] if dtype else [])]
     command = [sys.executable, "-m", "mlxgen.cli.bench.one_run", *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode != 0:
@@ -75,17 +80,31 @@ def measure(side: str, folder: Path, *, prompt_tokens: int, new_tokens: int, bat
 
 
 def compare(
-    sides: list[str], folder: Path, *, prompt_tokens: int, new_tokens: int, batch_size: int = 1, runs: int = 3
+    sides: list[str],
+    folder: Path,
+    *,
+    prompt_tokens: int,
+    new_tokens: int,
+    batch_size: int = 1,
+    runs: int = 3,
+    dtype: str | None = None,
 ) -> Iterator[Measurement]:
     """Run every side in turn, A B A B, so that a slow moment of the machine affects them all."""
     for _ in range(runs):
         for side in sides:
-            yield measure(side, folder, prompt_tokens=prompt_tokens, new_tokens=new_tokens, batch_size=batch_size)
+            yield measure(
+                side,
+                folder,
+                prompt_tokens=prompt_tokens,
+                new_tokens=new_tokens,
+                batch_size=batch_size,
+                dtype=dtype,
+            )
 
 
-def compare_decodes(sides: list[str], folder: Path, runs: int = 3) -> Iterator[Measurement]:
+def compare_decodes(sides: list[str], folder: Path, runs: int = 3, dtype: str | None = None) -> Iterator[Measurement]:
     """Run every side in turn from a short prompt to the model's last position. See `longest_decode`."""
-    return compare(sides, folder, prompt_tokens=SHORT_PROMPT, new_tokens=longest_decode(folder), runs=runs)
+    return compare(sides, folder, prompt_tokens=SHORT_PROMPT, new_tokens=longest_decode(folder), runs=runs, dtype=dtype)
 
 
 def longest_decode(folder: Path) -> int:

@@ -1,4 +1,7 @@
-"""One run of one side: `python -m mlxgen.cli.bench.one_run SIDE FOLDER PROMPT NEW BATCH` prints a line of JSON."""
+"""One run of one side, which prints a line of JSON.
+
+python -m mlxgen.cli.bench.one_run SIDE FOLDER PROMPT NEW BATCH [DTYPE]
+"""
 
 from __future__ import annotations
 
@@ -23,14 +26,14 @@ def peak_memory() -> int:
     return size
 
 
-def main(side: str, folder: str, prompt_tokens: str, new_tokens: str, batch_size: str) -> None:
+def main(side: str, folder: str, prompt_tokens: str, new_tokens: str, batch_size: str, *dtype: str) -> None:
     """Measure one side once and print the numbers of a Measurement as JSON."""
     config = json.loads(Path(folder, "config.json").read_text())
     chance = random.Random(0)
     size, length = config["vocab_size"], int(prompt_tokens)
     prompts = [[chance.randrange(size) for _ in range(length)] for _ in range(int(batch_size))]
     start = time.perf_counter()
-    run = SIDES[side].open(Path(folder))
+    run = SIDES[side].open(Path(folder), *dtype)
     loaded = time.perf_counter()
     for _ in run([prompt[:8] for prompt in prompts], 2):  # what is set up once does not count
         pass

@@ -19,9 +19,12 @@ Runner = Callable[[Prompts, int], Iterator[object]]  # (prompts, new tokens) -> 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """open: a folder's runner. needs: packages besides mlxgen's own. our_blas: whether it gets the BLAS of mlxgen."""
+    """open: a folder's runner; mlxgen's takes the type to compute in, too.
 
-    open: Callable[[Path], Runner]
+    needs: packages besides mlxgen's own. our_blas: whether it gets the BLAS of mlxgen.
+    """
+
+    open: Callable[..., Runner]
     needs: tuple[str, ...] = ()
     our_blas: bool = False
 
@@ -31,7 +34,7 @@ class Side:
         return [name for name in self.needs if find_spec(name) is None]
 
 
-def open_mlxgen(folder: Path) -> Runner:
+def open_mlxgen(folder: Path, dtype: str | None = None) -> Runner:
     """What mlxgen.generate does, without text: prefill in chunks, then steps that are sent ahead of being read."""
     import mlx.core as mx
 
@@ -42,7 +45,7 @@ def open_mlxgen(folder: Path) -> Runner:
     from mlxgen.sampling.samplers import greedy
     from mlxgen.weights.load import open_decoder
 
-    decoder = open_decoder(folder)
+    decoder = open_decoder(folder, dtype=dtype)
     lay_out_weights(decoder)
     model = Model("bench", decoder.config, decoder, None, frozenset())  # type: ignore[arg-type]  # ids need no text
 

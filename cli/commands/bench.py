@@ -13,7 +13,7 @@ import click
 
 from mlxgen.cli.bench.random_model import SHAPES
 from mlxgen.cli.bench.sides import PEERS
-from mlxgen.cli.options import model_option, quiet_option
+from mlxgen.cli.options import dtype_option, model_option, quiet_option
 from mlxgen.cli.output import say, size, write, write_json
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ COUNT = click.IntRange(min=1)
 
 @click.command()
 @model_option
+@dtype_option
 @click.option("--shape", type=click.Choice(list(SHAPES)), help="Use random weights in this GPT-2 shape, not a model.")
 @click.option(
     "--prompt-tokens",
@@ -69,6 +70,7 @@ COUNT = click.IntRange(min=1)
 @quiet_option
 def bench(
     model: str,
+    dtype: str | None,
     shape: str | None,
     prompt_tokens: tuple[int, ...],
     max_tokens: int,
@@ -94,6 +96,8 @@ def bench(
     from mlxgen.cli.bench.measure import check_fits, check_installed, compare, longest_decode
     from mlxgen.cli.bench.plot import check_plot, draw_plot
 
+    if dtype and against:
+        raise click.UsageError("--dtype is for mlxgen alone; with --against, all compute in float32")
     if plot:
         check_plot(plot)
     sides = list(dict.fromkeys(["mlxgen", *against]))
@@ -109,7 +113,7 @@ def bench(
             for length in prompt_tokens:
                 measured = []
                 for m in compare(
-                    sides, folder, prompt_tokens=length, new_tokens=max_tokens, batch_size=rows, runs=runs
+                    sides, folder, prompt_tokens=length, new_tokens=max_tokens, batch_size=rows, runs=runs, dtype=dtype
                 ):
                     measured.append(m)
                     if as_json:
@@ -117,10 +121,10 @@ def bench(
                     elif not quiet:
                         say(f"{m.side} {len(measured)}/{runs * len(sides)}")
                 if not as_json:
-                    per_token = bytes_per_step(folder, length + max_tokens // 2, rows) / rows
+                    per_token = bytes_per_step(folder, length + max_tokens // 2, rows, dtype) / rows
                     write("".join(f"{line}\n" for line in _table(measured, sides, per_token / bandwidth)))
         if plot:
-            draw_plot(plot, _title(model, shape), _curves(sides, folder, runs, quiet))
+            draw_plot(plot, _title(model, shape), _curves(sides, folder, runs, quiet, dtype))
             if not quiet:
                 say(f"Wrote {plot}")
 
@@ -165,13 +169,15 @@ def _entries(m: Measurement) -> dict[str, Any]:
     return entries
 
 
-def _curves(sides: list[str], folder: Path, runs: int, quiet: bool) -> dict[str, list[tuple[int, float]]]:
+def _curves(
+    sides: list[str], folder: Path, runs: int, quiet: bool, dtype: str | None
+) -> dict[str, list[tuple[int, float]]]:
     """What --plot draws: each side's tokens per second over the context."""
     from mlxgen.cli.bench.measure import compare_decodes
     from mlxgen.cli.bench.speed import curve
 
     measured = []
-    for m in compare_decodes(sides, folder, runs):
+    for m in compare_decodes(sides, folder, runs, dtype):
         measured.append(m)
         if not quiet:
             say(f"{m.side} {len(measured)}/{runs * len(sides)}, through the whole context")

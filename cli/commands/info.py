@@ -6,15 +6,16 @@ from typing import Any
 
 import click
 
-from mlxgen.cli.options import revision_option
+from mlxgen.cli.options import dtype_option, revision_option
 from mlxgen.cli.output import size, write, write_json
 
 
 @click.command()
 @click.argument("model", default="fairy-tales", envvar="MLXGEN_MODEL")
 @revision_option
+@dtype_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
-def info(model: str, revision: str | None, as_json: bool) -> None:
+def info(model: str, revision: str | None, dtype: str | None, as_json: bool) -> None:
     """Show the layers, parameters, memory and tokenizer of MODEL: a folder, a hub id, an alias, or fairy-tales.
 
     A model on the hub is downloaded first. Its weights are not loaded.
@@ -25,14 +26,14 @@ def info(model: str, revision: str | None, as_json: bool) -> None:
     cache_bytes (of a full context), tokenizer_size, end_tokens (id and text), chat_template (whether there is
     one).
     """
-    entries = describe(model, revision)
+    entries = describe(model, revision, dtype)
     if as_json:
         write_json(entries)
     else:
         write("".join(f"{name:<12}{value}\n" for name, value in _lines(entries)))
 
 
-def describe(name: str, revision: str | None = None) -> dict[str, Any]:
+def describe(name: str, revision: str | None = None, dtype: str | None = None) -> dict[str, Any]:
     """What `mlxgen info --json` prints."""
     from mlxgen import blas, device, dtypes
     from mlxgen.network.config import read_config
@@ -46,7 +47,7 @@ def describe(name: str, revision: str | None = None) -> dict[str, Any]:
     config = read_config(folder)
     layout = read_layout(folder, config)
     tokenizer = load_tokenizer(folder, n_embeddings=config.vocab_size)
-    compute = device.compute_dtype(layout.dtype.mlx)
+    compute = device.compute_dtype(layout.dtype.mlx, dtype)
     packed = bool(layout.packed) and not device.on_cpu()
     ends = sorted(end_tokens(folder, config, tokenizer.eos_token_id))
     q = config.quantization if layout.packed else None
@@ -67,7 +68,7 @@ def describe(name: str, revision: str | None = None) -> dict[str, Any]:
         "stored_bytes": layout.nbytes,
         "quantization": {"bits": q.bits, "group_size": q.group_size} if q else None,
         "compute_dtype": dtypes.name_of(compute),
-        "weight_bytes": layout.nbytes if packed else config.n_parameters * compute.size,
+        "weight_bytes": layout.nbytes if packed else config.weight_bytes(compute.size),
         "cache_bytes_per_token": per_token,
         "cache_bytes": per_token * config.n_positions,
         "tokenizer_size": tokenizer.vocab_size,

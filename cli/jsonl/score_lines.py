@@ -35,7 +35,7 @@ def score_file(source: str, given: Mapping[str, Any]) -> None:
         overwrite=given["overwrite"],
         quiet=given["quiet"],
         result_keys=RESULT_KEYS,
-        options={name: given[name] for name in (*SCORE_OPTIONS, "per_token", "model", "revision")},
+        options={name: given[name] for name in (*SCORE_OPTIONS, "per_token", "model", "revision", "dtype")},
     )
 
 

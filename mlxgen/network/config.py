@@ -108,6 +108,10 @@ class GPT2Config:
         head = 0 if self.tie_word_embeddings else self.vocab_size * width
         return embeddings + self.n_layer * block + 2 * width + head
 
+    def weight_bytes(self, itemsize: int) -> int:
+        """Bytes of unpacked weights in memory: `itemsize` a number, but 4 in the head, which computes in float32."""
+        return itemsize * self.n_parameters + (4 - itemsize) * self.vocab_size * self.n_embd
+
     def cache_bytes_per_token(self, itemsize: int) -> int:
         """Bytes of cache per position: a key and a value of n_embd numbers in each layer."""
         return 2 * self.n_layer * self.n_embd * itemsize

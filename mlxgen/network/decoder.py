@@ -3,6 +3,9 @@
 Shapes: B rows, L positions, D = n_embd, H = n_head, V = vocab_size. The blocks work on [B * L, D], so that matrix
 products need no reshaping. Parameters have GPT-2's published names under `model.`, and every weight is [out, in]: the
 same as in a GPT-2 that mlx-lm has converted.
+
+The blocks compute in the type of their weights. The final LayerNorm and the head compute in float32 whatever the
+weights are, so that logits are not rounded to 16 bits: between 64 and 128, neighbouring bfloat16 numbers are 0.5 apart.
 """
 
 from __future__ import annotations
@@ -114,20 +117,30 @@ class GPT2(nn.Module):
         return self.head(self.hidden(ids, cache))
 
     def hidden(self, ids: mx.array, cache: Sequence[Any] | None = None) -> mx.array:
-        """The last hidden states, after the final LayerNorm: ids [B, L] -> [B, L, D]."""
+        """The last hidden states, after the final LayerNorm: ids [B, L] -> float32 [B, L, D]."""
         B, L = ids.shape
         first = cache[0] if cache else None
         positions = self._positions(L, 0 if first is None else first.offset)
         mask = "causal" if L > 1 else None
         if first is not None:
             mask = first.make_mask(L, return_array=False, window_size=None)
-        x = (self.model.wte(ids) + self.model.wpe(positions)).reshape(B * L, -1)
+        x = self.embed(ids, positions).reshape(B * L, -1)
         for layer, block in enumerate(self.model.h):
             x = block(x, B, mask, cache[layer] if cache else None)
-        return self.model.ln_f(x).reshape(B, L, -1)
+        return self.final_norm(x).reshape(B, L, -1)
+
+    def embed(self, ids: mx.array, positions: mx.array) -> mx.array:
+        """The first block's input: the embeddings of ids [..., L] and positions [..., L], added up."""
+        places = self.model.wpe(positions)
+        return self.model.wte(ids).astype(places.dtype) + places  # a tied embedding may be float32, for the head
+
+    def final_norm(self, x: mx.array) -> mx.array:
+        """The final LayerNorm of the last block's output [..., D], in float32."""
+        return self.model.ln_f(x.astype(mx.float32))
 
     def head(self, hidden: mx.array) -> mx.array:
-        """Map hidden states [..., D] to logits [..., V]. A tied head uses the word embedding."""
+        """Map hidden states [..., D] to float32 logits [..., V]. A tied head uses the word embedding."""
+        hidden = hidden.astype(mx.float32)
         return self.model.wte.as_linear(hidden) if self.config.tie_word_embeddings else self.lm_head(hidden)
 
     def _positions(self, L: int, offset: int | mx.array) -> mx.array:

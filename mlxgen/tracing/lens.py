@@ -38,7 +38,7 @@ def look_inside(
         return entries, rows
     decoder, tokenizer = context.model.decoder, context.model.tokenizer
     in_order = np.argsort(held_tokens(context))
-    x = decoder.model.wte(newest[0]) + decoder.model.wpe(mx.array([context.cache[0].offset - 1]))  # [1, D]
+    x = decoder.embed(newest[0], mx.array([context.cache[0].offset - 1]))  # [1, D]
     for layer, block in enumerate(decoder.layers):
         cache = ReadOnly(context.cache[layer])
         wanted = [head for at, head in heads if at == layer]
@@ -50,7 +50,7 @@ def look_inside(
             rows += [HeadAttention(layer, head, weights[head][in_order].tolist()) for head in wanted]
         x = block(x, cache=cache)
         if lens:
-            p = softmax(to_float64(decoder.head(decoder.model.ln_f(x))))
+            p = softmax(to_float64(decoder.head(decoder.final_norm(x))))
             best = int(p.argmax())
             entries.append(LensEntry(layer, best, token_text(tokenizer, best), float(p[best]), float(p[chosen])))
     return entries, rows

@@ -136,9 +136,22 @@ def test_half_precision_stays_near(dtype, tolerance, upcast, build_model):
     model.decoder.set_dtype(dtype)
     ids = [9, 8, 7, 6, 5, 4]
     logits = model.decoder(mx.array([ids]))
-    assert logits.dtype == dtype
     expected = oracles.numpy_logits(oracles.parameters(model.decoder), model.config, ids)
-    np.testing.assert_allclose(np.array(logits.astype(mx.float32))[0], expected, rtol=0, atol=tolerance)
+    np.testing.assert_allclose(np.array(logits)[0], expected, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16])
+@pytest.mark.parametrize("tied", [True, False])
+def test_logits_are_not_rounded_to_16_bits(dtype, tied, build_model):
+    decoder = build_model(seed=8, tie_word_embeddings=tied).decoder
+    decoder.set_dtype(dtype)
+    hidden = 30 * decoder.hidden(mx.array([[9, 8, 7, 6]]))
+    logits = decoder.head(hidden)
+    assert hidden.dtype == logits.dtype == mx.float32
+    weight = oracles.parameters(decoder)["model.wte.weight" if tied else "lm_head.weight"]
+    exact = np.array(hidden, dtype=np.float64) @ weight.T
+    assert np.abs(exact).max() > 64  # where neighbouring numbers of 16 bits are 0.06 or 0.5 apart
+    np.testing.assert_allclose(np.array(logits), exact, rtol=0, atol=1e-3)
 
 
 def test_the_decoder_trains_as_any_module(build_model):

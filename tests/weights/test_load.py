@@ -12,7 +12,11 @@ import transformers
 from mlx.utils import tree_flatten
 from safetensors.torch import load_file, save_file
 
-from mlxgen.errors import ModelError
+import mlxgen
+from mlxgen.dtypes import name_of
+from mlxgen.errors import ModelError, OptionError
+from mlxgen.network.cache import make_cache
+from mlxgen.network.decoder import GPT2
 from mlxgen.weights.load import open_decoder
 
 from .transformers_gpt2 import IDS, SIZES, edit_config, their_logits, theirs
@@ -76,9 +80,33 @@ def test_half_precision_is_computed_in_float32_on_the_cpu(tmp_path: Path, dtype:
 
 def test_elsewhere_weights_keep_the_type_they_are_stored_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     theirs().to(torch.bfloat16).save_pretrained(tmp_path)
-    monkeypatch.setattr("mlxgen.device.compute_dtype", lambda stored: stored)
-    decoder = open_decoder(tmp_path)
-    assert {array.dtype for _, array in tree_flatten(decoder.parameters())} == {mx.bfloat16}
+    monkeypatch.setattr("mlxgen.device.on_cpu", lambda: False)
+    assert_types(open_decoder(tmp_path), mx.bfloat16, head="model.wte.weight")
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
+def test_weights_have_the_type_that_is_asked_for_and_the_head_float32(
+    tmp_path: Path, dtype: mx.Dtype, tied: bool
+) -> None:
+    theirs(tie_word_embeddings=tied).save_pretrained(tmp_path)
+    decoder = open_decoder(tmp_path, dtype=name_of(dtype))
+    assert_types(decoder, dtype, head="model.wte.weight" if tied else "lm_head.weight")
+    assert decoder(mx.array(IDS)).dtype == mx.float32
+    cache = make_cache(decoder.config.n_layer)
+    decoder(mx.array(IDS), cache)
+    assert cache[0].state[0].dtype == dtype  # the blocks compute in it
+
+
+def test_an_unknown_type_is_refused_before_anything_is_opened() -> None:
+    with pytest.raises(OptionError, match="dtype must be one of float32, float16, bfloat16, not 'int8'"):
+        mlxgen.load("owner/not-there", dtype="int8")
+
+
+def assert_types(decoder: GPT2, dtype: mx.Dtype, *, head: str) -> None:
+    types = {name: array.dtype for name, array in tree_flatten(decoder.parameters())}
+    assert types.pop(head) == mx.float32
+    assert set(types.values()) == {dtype}
 
 
 def test_mask_buffers_and_a_repeated_head_change_nothing(tmp_path: Path) -> None:
@@ -161,11 +189,10 @@ def test_a_classifier_is_refused_by_its_head(tmp_path: Path) -> None:
 def test_elsewhere_a_few_weights_of_another_type_take_that_of_the_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mlxgen.device.compute_dtype", lambda stored: stored)
+    monkeypatch.setattr("mlxgen.device.on_cpu", lambda: False)
     model = theirs().half()
     for name, module in model.named_modules():
         if "ln_" in name:
             module.float()
     model.save_pretrained(tmp_path)
-    types = {array.dtype for _, array in tree_flatten(open_decoder(tmp_path).parameters())}
-    assert types == {mx.float16}
+    assert_types(open_decoder(tmp_path), mx.float16, head="model.wte.weight")
