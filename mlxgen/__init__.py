@@ -5,6 +5,7 @@ Linux, it has to load an optimized BLAS first (see mlxgen.blas).
 """
 
 import importlib
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,8 @@ if not (_here / "weights").is_dir() and (_here.parent / "weights" / "load.py").i
 __version__ = "0.1.0"
 
 blas.install_hook()
+# Some GPUs would multiply float32 in TF32, with 10 bits of precision for 23. MLX reads this when it first multiplies.
+os.environ.setdefault("MLX_ENABLE_TF32", "0")
 
 if TYPE_CHECKING:
     from mlxgen.errors import ContextError as ContextError

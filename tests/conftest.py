@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+
+os.environ["MLX_ENABLE_TF32"] = "0"  # what is promised is promised without it
 
 import mlxgen  # noqa: F401  (first, so that its BLAS is loaded before anything imports MLX)  # isort: skip
 import pytest

@@ -36,6 +36,17 @@ def test_the_import_is_light() -> None:
     assert fresh(script, cwd=ROOT) == []
 
 
+@pytest.mark.parametrize(("given", "found"), [(None, "0"), ("1", "1")])
+def test_float32_is_computed_in_float32_unless_the_user_allows_tf32(
+    monkeypatch: pytest.MonkeyPatch, given: str | None, found: str
+) -> None:
+    """MLX reads the variable at its first product, after mlxgen was imported."""
+    monkeypatch.delenv("MLX_ENABLE_TF32", raising=False)
+    if given:
+        monkeypatch.setenv("MLX_ENABLE_TF32", given)
+    assert fresh("import json, mlxgen, os\nprint(json.dumps(os.environ['MLX_ENABLE_TF32']))", cwd=ROOT) == found
+
+
 def test_the_runtime_never_imports_other_peoples_runtimes() -> None:
     script = (
         "import json, sys, mlxgen\nfor name in mlxgen.__all__: getattr(mlxgen, name)\n"

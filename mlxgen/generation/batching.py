@@ -129,7 +129,7 @@ def fitting_batch_size(model: Model, max_kv_size: int | None = None) -> int:
     """How many rows of full length fit into half the free memory, MOST_ROWS at most."""
     config = model.config
     positions = min(config.n_positions, max_kv_size or config.n_positions)
-    cache = config.cache_bytes_per_token(model.decoder.model.wpe.weight.dtype.size) * positions
+    cache = config.cache_bytes_per_token(model.decoder.compute_dtype.size) * positions
     logits = 8 * 4 * config.vocab_size  # float32, and the arrays that the sampling rules compute from them
     return max(1, min(MOST_ROWS, device.free_memory() // 2 // (cache + logits)))
 

@@ -182,7 +182,7 @@ def _states(arrays: Mapping[str, mx.array], scalars: Sequence[Any]) -> list[list
 
 def _caches(path: Path, model: Model, classes: Sequence[str], states: Sequence[Sequence[Any]]) -> list[Any]:
     """The cache of each layer, checked, in the number type of the model."""
-    config, dtype = model.config, model.decoder.model.ln_f.weight.dtype
+    config, dtype = model.config, model.decoder.compute_dtype
     if not config.n_layer == len(classes) == len(states):
         _refuse(path, f"it belongs to another model: it has {len(states)} layers, {model.name} has {config.n_layer}")
     caches = []

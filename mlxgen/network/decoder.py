@@ -110,6 +110,11 @@ class GPT2(nn.Module):
         return self._config
 
     @property
+    def compute_dtype(self) -> mx.Dtype:
+        """The type that the blocks compute in, and the caches hold."""
+        return self.model.ln_f.bias.dtype
+
+    @property
     def layers(self) -> list[Block]:
         return self.model.h
 

@@ -8,6 +8,10 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
+from mlxgen.generation.batching import fitting_batch_size
+from mlxgen.generation.session import Session
+from mlxgen.generation.session_file import SessionFileError
+from mlxgen.model import Model
 from mlxgen.weights.load import open_decoder
 
 from ..support import oracles
@@ -74,6 +78,46 @@ def test_packed_weights_with_float16_scales_give_the_exact_logits(tmp_path: Path
     decoder = open_decoder(tmp_path, packed=packed, dtype="float32")
     expected = np.stack([oracles.numpy_logits(exact, decoder.config, row) for row in IDS])
     np.testing.assert_allclose(np.array(decoder(mx.array(IDS))), expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [None, "float16"])
+@pytest.mark.parametrize(("mode", "group_size", "bits"), [("affine", 32, 8), ("affine", 64, 3), ("mxfp4", 32, 4)])
+def test_a_saved_session_opens_whether_the_weights_are_packed_or_not(
+    tmp_path: Path, mode: str, group_size: int, bits: int, dtype: str | None
+) -> None:
+    theirs().save_pretrained(tmp_path)
+    quantize(tmp_path, mode, group_size, bits, dtype=dtype)
+    packed, unpacked = (
+        Model("m", decoder.config, decoder, None, frozenset())  # type: ignore[arg-type]  # ids need no text
+        for decoder in (open_decoder(tmp_path, packed=packed) for packed in (True, False))
+    )
+    session = Session(packed)
+    session.extend([1, 2, 3])
+    mx.eval(session.prefill())
+    opened = Session.load(session.save(tmp_path / "session"), unpacked)
+    assert opened.processed == 3
+    arrays = dict(mx.load(str(tmp_path / "model.safetensors")))
+    at = "model.h.1.mlp.c_fc.weight"
+    arrays[at] = arrays[at] ^ 1  # the lowest bit of some numbers
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), arrays)
+    changed = open_decoder(tmp_path, packed=False)
+    with pytest.raises(SessionFileError, match="another model"):
+        Session.load(tmp_path / "session.safetensors", Model("m", changed.config, changed, None, frozenset()))  # type: ignore[arg-type]
+
+
+def test_the_batch_size_that_fits_counts_packed_weights_caches_in_the_type_computed_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs().save_pretrained(tmp_path)
+    quantize(tmp_path, "affine", 32, 8, dtype="float16")
+    sizes = []
+    for packed in (True, False):
+        decoder = open_decoder(tmp_path, packed=packed, dtype="float16")
+        assert decoder.compute_dtype == mx.float16
+        model = Model("m", decoder.config, decoder, None, frozenset())  # type: ignore[arg-type]
+        monkeypatch.setattr("mlxgen.device.free_memory", lambda: 400_000)
+        sizes.append(fitting_batch_size(model))
+    assert 1 < sizes[0] == sizes[1] < 32
 
 
 def test_only_the_layers_with_scales_are_packed(tmp_path: Path) -> None:
