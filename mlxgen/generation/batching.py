@@ -91,8 +91,8 @@ def batch(
     batch_size: how many rows at a time; None for as many as fit into memory. num_samples: answers per prompt, which
     share its prefill; their seeds are derived from the seed, as in `mlxgen generate`.
     The answer to a prompt does not depend on the other prompts: it is what generate() gives for the same seed, up to
-    rounding. (Sums over a different number of rows differ in the last bits, so tokens that are equal to within these
-    bits may swap.)
+    rounding. (Sums over a different number of rows are rounded differently, so tokens whose logits are that close may
+    swap: to about seven digits in float32, to a few steps of the format in float16 and bfloat16.)
     Raises OptionError or ContextError for an invalid prompt when it is reached; outcomes() continues after it.
     """
     found = outcomes(model, prompts, batch_size=batch_size, ordered=ordered, num_samples=num_samples, **options)

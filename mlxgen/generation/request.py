@@ -46,7 +46,7 @@ class Options(TypedDict, total=False):
     keep: int  # how many first positions are pinned in a rotating cache and kept by a slide
     overflow: Overflow  # "stop" or "slide" when the position table is full
     prefill_chunk: int  # prompt tokens processed at a time
-    lookahead: bool  # guess tokens from the text so far and check several in one pass: the same text, faster
+    lookahead: bool  # guess tokens from the text so far and check several at once: faster, and in float32 the same text
     draft: Model | None  # a smaller model with the same vocabulary that guesses
     progress: Progress | None  # called with (done, total) while the prompt is processed
 
