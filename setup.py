@@ -4,5 +4,8 @@ import sys
 
 from setuptools import Extension, setup
 
-sgemm = Extension("mlxgen._sgemm", ["mlxgen/sgemm.c"], depends=["mlxgen/sgemm.c"], optional=True)
+threads = ["-pthread"]
+sgemm = Extension(
+    "mlxgen._sgemm", ["mlxgen/sgemm.c"], extra_compile_args=threads, extra_link_args=threads, optional=True
+)
 setup(ext_modules=[sgemm] if sys.platform == "linux" else [])

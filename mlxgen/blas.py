@@ -4,8 +4,9 @@ MLX's Linux wheel includes the reference BLAS, which is much slower than an opti
 place if it is loaded into the process *before* MLX. So ``mlxgen/__init__.py`` first calls `install_hook`, and this
 module never imports MLX. ``MLXGEN_BLAS=off`` keeps MLX's BLAS; ``MLXGEN_BLAS=/path/to/library.so`` selects another.
 
-OpenBLAS is slow in products of a single row, which are what a decode step consists of. If mlxgen was installed with a C
-compiler, ``sgemm.c`` is loaded in front of it and passes such products to its sgemv: see `is_quick_for_a_row`.
+OpenBLAS is slow in products of a single row, which are what a decode step consists of, and in any product beside
+another busy process. If mlxgen was installed with a C compiler, ``sgemm.c`` is loaded in front of it and does better:
+see `is_quick_for_a_row`.
 """
 
 import contextlib
@@ -27,9 +28,6 @@ WHEEL_BLAS = {
 SYSTEM_BLAS = "libopenblas.so.0"  # its name in Linux distributions
 NEEDED_SYMBOL = "cblas_sgemm"
 PREFIXES = ("", "scipy_")  # of OpenBLAS's names; MLX can use the second only through sgemm.c
-
-# The most rows for which sgemv on one thread is as fast as sgemm on both of two.
-FEW_ROWS = 4
 
 _loaded: str | None = None
 _problem: str | None = None
@@ -146,8 +144,7 @@ def _load_few_rows(library: ctypes.CDLL, prefix: str) -> bool:
     names = ("cblas_sgemm", "cblas_sgemv", "openblas_set_num_threads")
     functions = (ctypes.cast(getattr(library, prefix + name), ctypes.c_void_p) for name in names)
     threads = getattr(library, prefix + "openblas_get_num_threads")()
-    # Half of the cores read memory about as fast as all, and a busy neighbour does not hold them up.
-    few_rows.mlxgen_use(*functions, threads, max(1, threads // 2), FEW_ROWS if threads <= 2 else 1)
+    few_rows.mlxgen_use(*functions, threads)
     _few_rows = few_rows
     return True
 

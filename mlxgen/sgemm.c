@@ -1,68 +1,187 @@
-/* cblas_sgemm as MLX calls it, quick for few rows.
+/* cblas_sgemm as MLX calls it: fast for few rows, and beside other busy processes.
 
-   OpenBLAS's sgemm copies a matrix before it multiplies, which for one row takes longer than the product itself. Its
-   sgemv reads the matrix once. So products of one row or column, and of a few rows with a matrix [out, in], go to sgemv,
-   all others to sgemm. mlxgen/blas.py loads this library before OpenBLAS and MLX, and hands it OpenBLAS's functions. */
+   OpenBLAS's sgemm copies a matrix before it multiplies. For few rows that takes longer than the product itself, so
+   these go to its sgemv, which reads the matrix where it lies. Its threads split a product into equal parts and wait for
+   each other without sleeping, so one busy neighbour stalls them all. Here OpenBLAS computes on one thread, and the
+   threads of this file take small blocks of a product, whoever is free the next one.
 
+   mlxgen/blas.py loads this library before OpenBLAS and MLX, and passes it OpenBLAS's functions. */
+
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stddef.h>
 
 enum { ROW_MAJOR = 101, NO_TRANS = 111, TRANS = 112 };
+enum {
+    FEW = 8,             /* up to so many rows go to sgemv */
+    CACHED = 32 * 1024,  /* numbers of a matrix that stay in a core's cache while each of the few rows reads them */
+    LEAST = 512 * 1024,  /* multiplications from which a product is shared between threads */
+    BLOCKS = 6,          /* blocks for each thread: enough to even out what a neighbour takes */
+    WIDEST = 192,        /* rows or columns of a block whose copying no longer counts */
+    SPINS = 2000         /* some 30 microseconds: the time between the products of a decode step */
+};
 
 typedef void gemm_t(int, int, int, int, int, int, float, const float *, int, const float *, int, float, float *, int);
 typedef void gemv_t(int, int, int, int, float, const float *, int, const float *, int, float, float *, int);
 
+/* C = alpha op(A) op(B) + beta C in rows: C is [m, n], op(A) [m, k], op(B) [k, n]; at, bt: whether op transposes. */
+typedef struct {
+    int at, bt, m, n, k;
+    float alpha;
+    const float *a;
+    int lda;
+    const float *b;
+    int ldb;
+    float beta;
+    float *c;
+    int ldc;
+} product;
+
 static gemm_t *gemm;
 static gemv_t *gemv;
-static void (*set_threads)(int);
-static int all_threads, row_threads, few; /* few: the most rows that gemv multiplies */
+static int n_threads = 1;
 
-static const int BLOCK = 32768; /* numbers of the matrix that stay in the CPU's cache while every row is multiplied */
-
-void mlxgen_use(gemm_t *m, gemv_t *v, void (*threads)(int), int all, int for_a_row, int rows)
-{
-    gemm = m, gemv = v, set_threads = threads, all_threads = all, row_threads = for_a_row, few = rows;
-}
+static pthread_mutex_t user = PTHREAD_MUTEX_INITIALIZER; /* held by the thread whose product is shared */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of what follows */
+static pthread_cond_t shared = PTHREAD_COND_INITIALIZER, left = PTHREAD_COND_INITIALIZER;
+static product job;
+static int block;                             /* rows or columns of the job that a thread takes at a time */
+static atomic_int next, n_shared, n_helping;  /* the next block; jobs so far; helpers that may be reading the job */
 
 /* y[i] = alpha W x[i] + beta y[i] for each of `rows` vectors. W is [out, in], or [in, out] where trans is TRANS.
-   x[i] has its numbers x_step apart and begins x_row after the one before it; y likewise. */
+   The numbers of x[i] are x_step apart, and x[i + 1] begins x_row after x[i]; y likewise. */
 static void vectors(int rows, int out, int in, float alpha, const float *w, int trans, int ldw, const float *x, int x_row,
                     int x_step, float beta, float *y, int y_row, int y_step)
 {
-    int block = rows == 1 ? out : BLOCK / in + 1;
+    int some = rows == 1 ? out : CACHED / in + 1;
     if (beta == 0) { /* y may hold anything, and 0 times NaN is NaN */
         for (int i = 0; i < rows; i++)
             for (int j = 0; j < out; j++)
                 y[(size_t)i * y_row + (size_t)j * y_step] = 0;
         beta = 1;
     }
-    set_threads(row_threads);
-    for (int j = 0; j < out; j += block) {
-        int size = out - j < block ? out - j : block;
+    for (int j = 0; j < out; j += some) {
+        int size = out - j < some ? out - j : some;
         for (int i = 0; i < rows; i++)
             gemv(ROW_MAJOR, trans, trans == TRANS ? in : size, trans == TRANS ? size : in, alpha,
                  trans == TRANS ? w + j : w + (size_t)j * ldw, ldw, x + (size_t)i * x_row, x_step, beta,
                  y + (size_t)i * y_row + (size_t)j * y_step, y_step);
     }
-    set_threads(all_threads);
 }
 
-static void row_major(int transa, int transb, int m, int n, int k, float alpha, const float *a, int lda, const float *b,
-                      int ldb, float beta, float *c, int ldc)
+static void multiply(const product *p)
 {
-    int at = transa != NO_TRANS, bt = transb != NO_TRANS, empty = m <= 0 || n <= 0 || k <= 0;
-    if (!empty && m <= (bt ? few : 1))
-        vectors(m, n, k, alpha, b, bt ? NO_TRANS : TRANS, ldb, a, at ? 1 : lda, at ? lda : 1, beta, c, ldc, 1);
-    else if (!empty && n <= (at ? 1 : few))
-        vectors(n, m, k, alpha, a, at ? TRANS : NO_TRANS, lda, b, bt ? ldb : 1, bt ? 1 : ldb, beta, c, 1, ldc);
+    int at = p->at, bt = p->bt, empty = p->m <= 0 || p->n <= 0 || p->k <= 0;
+    if (!empty && p->m <= (bt ? FEW : 1))
+        vectors(p->m, p->n, p->k, p->alpha, p->b, bt ? NO_TRANS : TRANS, p->ldb, p->a, at ? 1 : p->lda, at ? p->lda : 1,
+                p->beta, p->c, p->ldc, 1);
+    else if (!empty && p->n <= (at ? 1 : FEW))
+        vectors(p->n, p->m, p->k, p->alpha, p->a, at ? TRANS : NO_TRANS, p->lda, p->b, bt ? p->ldb : 1, bt ? 1 : p->ldb,
+                p->beta, p->c, 1, p->ldc);
     else
-        gemm(ROW_MAJOR, transa, transb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+        gemm(ROW_MAJOR, at ? TRANS : NO_TRANS, bt ? TRANS : NO_TRANS, p->m, p->n, p->k, p->alpha, p->a, p->lda, p->b,
+             p->ldb, p->beta, p->c, p->ldc);
+}
+
+/* Rows first to first + size of a product that has more rows than columns, or else these columns of it. */
+static product part(product p, int first, int size)
+{
+    if (p.m > p.n) {
+        p.a += p.at ? (size_t)first : (size_t)first * p.lda;
+        p.c += (size_t)first * p.ldc;
+        p.m = p.m - first < size ? p.m - first : size;
+    } else {
+        p.b += p.bt ? (size_t)first * p.ldb : (size_t)first;
+        p.c += first;
+        p.n = p.n - first < size ? p.n - first : size;
+    }
+    return p;
+}
+
+static void take_blocks(void)
+{
+    int length = job.m > job.n ? job.m : job.n;
+    for (int b; (b = atomic_fetch_add(&next, 1)) <= (length - 1) / block;) {
+        product p = part(job, b * block, block);
+        multiply(&p);
+    }
+}
+
+static void pause_briefly(void)
+{
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+static void *help(void *unused)
+{
+    for (int seen = 0;;) {
+        for (int i = 0; i < SPINS && atomic_load(&n_shared) == seen; i++)
+            pause_briefly();
+        pthread_mutex_lock(&lock);
+        while (atomic_load(&n_shared) == seen)
+            pthread_cond_wait(&shared, &lock);
+        seen = atomic_load(&n_shared);
+        atomic_fetch_add(&n_helping, 1);
+        pthread_mutex_unlock(&lock);
+        take_blocks();
+        pthread_mutex_lock(&lock);
+        atomic_fetch_sub(&n_helping, 1);
+        pthread_cond_signal(&left);
+        pthread_mutex_unlock(&lock);
+    }
+    return unused;
+}
+
+static void wait_for_helpers(void) /* with the lock held: sleeping leaves them this core */
+{
+    while (atomic_load(&n_helping) > 0)
+        pthread_cond_wait(&left, &lock);
+}
+
+static void share(product p)
+{
+    int length = p.m > p.n ? p.m : p.n, other = p.m > p.n ? p.n : p.m;
+    int size = length / (BLOCKS * n_threads) + 1, least = other < 64 ? 64 : other < WIDEST ? other : WIDEST;
+    size = ((size > least ? size : least) + 15) / 16 * 16;
+    if (n_threads == 1 || length <= size || (double)p.m * p.n * p.k < LEAST || pthread_mutex_trylock(&user) != 0) {
+        multiply(&p);
+        return;
+    }
+    pthread_mutex_lock(&lock);
+    wait_for_helpers(); /* one that came too late for the job before may still be there */
+    job = p, block = size;
+    atomic_store(&next, 0);
+    atomic_fetch_add(&n_shared, 1);
+    pthread_cond_broadcast(&shared);
+    pthread_mutex_unlock(&lock);
+    take_blocks();
+    for (int i = 0; i < SPINS && atomic_load(&n_helping) > 0; i++)
+        pause_briefly();
+    pthread_mutex_lock(&lock);
+    wait_for_helpers();
+    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&user);
 }
 
 void cblas_sgemm(int order, int transa, int transb, int m, int n, int k, float alpha, const float *a, int lda,
                  const float *b, int ldb, float beta, float *c, int ldc)
 {
+    int at = transa != NO_TRANS, bt = transb != NO_TRANS;
     if (order == ROW_MAJOR)
-        row_major(transa, transb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+        share((product){at, bt, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc});
     else /* C^T = B^T A^T, with the same numbers in the same places */
-        row_major(transb, transa, n, m, k, alpha, b, ldb, a, lda, beta, c, ldc);
+        share((product){bt, at, n, m, k, alpha, b, ldb, a, lda, beta, c, ldc});
+}
+
+/* Use these functions of OpenBLAS, and as many threads. Called once, before any product. */
+void mlxgen_use(gemm_t *m, gemv_t *v, void (*set_threads)(int), int threads)
+{
+    gemm = m, gemv = v;
+    set_threads(1);
+    for (pthread_t thread; n_threads < threads && pthread_create(&thread, NULL, help, NULL) == 0; n_threads++)
+        pthread_detach(thread);
 }

@@ -85,7 +85,7 @@ def _advice(on_cpu: bool, blas: str | None, quick_for_a_row: bool, reached: bool
         )
     if sys.platform == "linux" and blas and not quick_for_a_row:
         advice.append(
-            "Decoding a single text is faster where mlxgen was installed with a C compiler: install one (such as gcc),"
+            "Decoding is faster where mlxgen was installed with a C compiler: install one (such as gcc),"
             " then install mlxgen again."
         )
     if sys.platform == "darwin" and on_cpu:
