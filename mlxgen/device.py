@@ -23,6 +23,8 @@ from mlxgen import blas
 from mlxgen.dtypes import WEIGHT_TYPES
 from mlxgen.errors import OptionError
 
+# Head sizes for which MLX's Metal backend has a fused attention kernel for the few rows of a decode step.
+VECTOR_HEAD_DIMS = (64, 96, 128, 192, 256)
 MEMORY_FACTS = "/proc/meminfo"
 
 _wiring = threading.Lock()
@@ -79,6 +81,11 @@ def lay_out_weights(decoder: nn.Module) -> None:
             blocks = mx.split(module.weight, range(BLOCK, module.weight.shape[0], BLOCK))
             module.weight = mx.contiguous(mx.concatenate([block.T for block in blocks], axis=1)).T
             mx.eval(module.weight)
+
+
+def has_vector_attention(head_dim: int) -> bool:
+    """Whether attention decodes with one fused kernel on Metal. Other head sizes take several kernels a layer there."""
+    return head_dim in VECTOR_HEAD_DIMS
 
 
 def compiles_steps() -> bool:

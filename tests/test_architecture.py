@@ -39,7 +39,7 @@ HOUSE = {
                          errors
     """,
     "mlxgen.weights": """
-                       conversion
+                conversion | metal_speed
                   load | local_models
                         sources
                           hub

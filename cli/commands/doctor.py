@@ -53,6 +53,7 @@ def examine(offline: bool) -> dict[str, Any]:
     from huggingface_hub import constants
 
     from mlxgen import blas, device
+    from mlxgen.weights.metal_speed import advice_for_local_models
 
     library, trouble = None, []
     try:
@@ -73,7 +74,7 @@ def examine(offline: bool) -> dict[str, Any]:
         "quick_for_a_row": quick,
         "versions": versions,
         "hub": {"address": constants.ENDPOINT, "reached": reached, "cache": constants.HF_HUB_CACHE},
-        "advice": trouble + _advice(device.on_cpu(), library, quick, reached),
+        "advice": trouble + _advice(device.on_cpu(), library, quick, reached) + advice_for_local_models(),
     }
 
 

@@ -24,13 +24,14 @@ def info(model: str, revision: str | None, dtype: str | None, as_json: bool) -> 
     vocab_size, activation_function, tie_word_embeddings, n_parameters, stored_dtype, stored_bytes,
     quantization (bits, group_size; or null), compute_dtype, weight_bytes (in memory), cache_bytes_per_token,
     cache_bytes (of a full context), tokenizer_size, end_tokens (id and text), chat_template (whether there is
-    one).
+    one), advice (a list of sentences: what would make the model faster on this device).
     """
     entries = describe(model, revision, dtype)
     if as_json:
         write_json(entries)
     else:
         write("".join(f"{name:<12}{value}\n" for name, value in _lines(entries)))
+        write("".join(f"\n{sentence}\n" for sentence in entries["advice"]))
 
 
 def describe(name: str, revision: str | None = None, dtype: str | None = None) -> dict[str, Any]:
@@ -41,6 +42,7 @@ def describe(name: str, revision: str | None = None, dtype: str | None = None) -
     from mlxgen.weights import resolve
     from mlxgen.weights.layouts import read_layout
     from mlxgen.weights.load import end_tokens
+    from mlxgen.weights.metal_speed import advice
 
     blas.loaded_library()
     folder = resolve(name, revision)
@@ -74,6 +76,7 @@ def describe(name: str, revision: str | None = None, dtype: str | None = None) -
         "tokenizer_size": tokenizer.vocab_size,
         "end_tokens": [{"token": token, "text": tokenizer.token(token)} for token in ends],
         "chat_template": tokenizer.chat_template is not None,
+        "advice": advice(name, config, layout),
     }
 
 

@@ -11,7 +11,11 @@ from click.testing import CliRunner
 
 from mlxgen import blas, device
 from mlxgen.cli.commands.doctor import doctor
+from mlxgen.weights import convert
+from mlxgen.weights.metal_speed import advice_for_local_models
 
+from ..support.hub import Hub
+from ..support.models import tiny_gpt2
 from ..support.processes import fresh
 from .running import command, one_line
 
@@ -90,3 +94,19 @@ def test_a_slow_device_on_a_mac_is_named_with_what_chose_it(monkeypatch: pytest.
     assert "Unset MLXGEN_DEVICE." in CliRunner().invoke(doctor, ["--offline"]).stdout
     monkeypatch.delenv("MLXGEN_DEVICE")
     assert "Keep its default device" in CliRunner().invoke(doctor, ["--offline"]).stdout
+
+
+def test_on_a_gpu_the_models_here_that_could_be_faster_are_named(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    convert(tiny_gpt2(n_embd=128, n_head=2).write(tmp_path / "tales"))
+    convert(tiny_gpt2(n_embd=160, n_head=2).write(tmp_path / "wide"), dtype="float16")
+    broken = convert(tiny_gpt2(n_embd=160, n_head=2).write(tmp_path / "broken")).folder / "model.safetensors"
+    broken.write_bytes(broken.read_bytes()[:5000])
+    on_cpu = CliRunner().invoke(doctor, ["--offline"]).stdout
+    assert "float16, it should" not in on_cpu and "heads of" not in on_cpu
+    monkeypatch.setattr(device, "on_cpu", lambda: False)
+    advice = "\n".join(advice_for_local_models())
+    assert advice.count("tales is stored as float32") == 1
+    assert advice.count("wide-float16 has heads of 80 numbers") == 1
+    assert "broken" not in advice and "fairy-tales" not in advice
