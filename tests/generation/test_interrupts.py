@@ -116,11 +116,10 @@ def test_an_interrupt_while_the_device_is_waited_for_keeps_the_steps_before(
             raise KeyboardInterrupt
         sent(*arrays)
 
-    monkeypatch.setattr(mx, "async_eval", fourth_is_interrupted)
     answer = session.stream(PROMPT, max_tokens=9, seed=3)
-    with pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(mx, "async_eval", fourth_is_interrupted)
         answer.finish()
-    monkeypatch.undo()
     kept = answer.generation.tokens
     assert 0 < len(kept) < 9 and kept == mlxgen.generate(model, PROMPT, max_tokens=9, seed=3).tokens[: len(kept)]
     assert session.tokens == PROMPT + kept
