@@ -44,12 +44,12 @@ class _BeforeMLX:
 
 def install_hook() -> None:
     """Make `load_library` run before MLX is imported, or warn if MLX already was (Linux only)."""
-    if _setting() == "off":
+    if _setting() == "off" or any(isinstance(finder, _BeforeMLX) for finder in sys.meta_path):
         return
     if "mlx.core" in sys.modules:  # its symbols are already bound
         late = "MLX was imported before mlxgen and uses its own, slow BLAS; import mlxgen first"
         warnings.warn(late, RuntimeWarning, stacklevel=3)
-    elif not any(isinstance(finder, _BeforeMLX) for finder in sys.meta_path):
+    else:
         sys.meta_path.insert(0, _BeforeMLX())
 
 

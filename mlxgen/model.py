@@ -17,13 +17,17 @@ LONG_TOKEN = 32  # characters; few tokens are longer
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A loaded model. end_tokens: the token ids that end an answer."""
+    """A loaded model.
+
+    end_tokens: the token ids that end an answer. source: what other programs open it by, a folder or a hub id.
+    """
 
     name: str
     config: GPT2Config
     decoder: GPT2
     tokenizer: Tokenizer
     end_tokens: frozenset[int]
+    source: str = ""
 
     def __repr__(self) -> str:
         c = self.config

@@ -14,6 +14,7 @@ from typing import cast
 import mlx.core as mx
 
 from mlxgen.errors import NumericError, OptionError
+from mlxgen.forked_process import check_process
 from mlxgen.generation.request import Progress
 from mlxgen.model import Model, encode_prompt, start_tokens
 from mlxgen.sampling.softmax import log_softmax
@@ -114,6 +115,7 @@ def score(
     Raises OptionError for invalid options, ids outside the vocabulary and text without a token to score, and
     NumericError for logits that are not finite.
     """
+    check_process()
     size = model.config.n_positions
     stride = max(size // 2, 1) if stride is None else stride
     if isinstance(stride, bool) or not isinstance(stride, int) or not 1 <= stride <= size:

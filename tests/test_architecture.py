@@ -34,7 +34,7 @@ HOUSE = {
               network | sampling | text
                         device
                          blas
-  atomic_file | json_file | dtypes safetensors_header
+  atomic_file | json_file | dtypes safetensors_header | forked_process
                  installation lfs_pointer
                          errors
     """,

@@ -12,13 +12,14 @@ import mlx.nn as nn
 
 from mlxgen import device
 from mlxgen.errors import ModelError, ModelWarning, reason_of
+from mlxgen.forked_process import check_process
 from mlxgen.json_file import read_json
 from mlxgen.model import Model
 from mlxgen.network.config import GPT2Config, Quantization, read_config, token_ids
 from mlxgen.network.decoder import GPT2
 from mlxgen.text.tokenizer import load_tokenizer
 from mlxgen.weights.files.arrays import tensor_reader
-from mlxgen.weights.hub.locate import naming_hidden_model, resolve
+from mlxgen.weights.hub.locate import naming_hidden_model, resolve, source_of
 from mlxgen.weights.layouts import Source, decoder_shapes, read_layout
 from mlxgen.weights.parameters import DecoderWeights, Read, decoder_weights
 
@@ -29,6 +30,7 @@ def open_model(name: str, *, revision: str | None = None, dtype: str | None = No
     revision: a branch, tag or commit on the hub. dtype: see mlxgen.load. Raises ModelError with the cause and the way
     out, or OptionError for a revision of a local folder or an unknown dtype.
     """
+    check_process()
     device.compute_dtype(mx.float32, dtype)  # an unknown dtype is refused before anything is downloaded
     folder = resolve(name, revision)
     with naming_hidden_model(str(name)):
@@ -36,7 +38,7 @@ def open_model(name: str, *, revision: str | None = None, dtype: str | None = No
         tokenizer = load_tokenizer(folder, n_embeddings=decoder.config.vocab_size)
     device.lay_out_weights(decoder)
     ends = end_tokens(folder, decoder.config, tokenizer.eos_token_id)
-    return Model(str(name), decoder.config, decoder, tokenizer, ends)
+    return Model(str(name), decoder.config, decoder, tokenizer, ends, source_of(name, revision, folder))
 
 
 def open_decoder(folder: Path, *, packed: bool | None = None, dtype: str | None = None) -> GPT2:

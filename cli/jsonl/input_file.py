@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from mlxgen.errors import MlxgenError, OptionError
+from mlxgen.generation.option_names import way_out
 
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 FORMATS = ("auto", "jsonl", "text")
@@ -37,8 +38,8 @@ class InputLine:
         if self.error:
             raise self.error
         if unknown := sorted(set(self.entries) - set(known)):
-            keys = ", ".join(known)
-            raise OptionError(f"unknown key {unknown[0]!r}; a line has {keys} (put other data in metadata)")
+            hint = way_out(unknown[0], known)
+            raise OptionError(f"unknown key {unknown[0]!r}; {hint} (other data belongs in metadata)")
         return self.entries
 
 

@@ -80,7 +80,7 @@ def answer(model: Model, request: Request, observer: Observer | None = None) -> 
 
 
 def stream(model: Model, prompt: str | Sequence[int] = "", **options: Unpack[Options]) -> Answer:
-    """Generate one token at a time. The prompt is text or token ids; see Options for the keyword arguments.
+    """Generate one token at a time. The prompt and the keyword arguments are those of generate().
 
     Iterate over the result for the steps; its `generation` is the record of what was generated so far. Raises
     OptionError for invalid options and ContextError for a prompt that does not fit, both before the first step.
@@ -89,7 +89,36 @@ def stream(model: Model, prompt: str | Sequence[int] = "", **options: Unpack[Opt
 
 
 def generate(model: Model, prompt: str | Sequence[int] = "", **options: Unpack[Options]) -> Generation:
-    """Generate a whole answer. The arguments and errors are those of stream()."""
+    """Generate a whole answer; returns its text, tokens and statistics.
+
+    prompt: text, or token ids: a list, a one-dimensional array, or what a tokenizer of transformers returns for a text.
+    Raises OptionError for invalid options and ContextError for a prompt that does not fit.
+
+    How much:
+        max_tokens: at most this many tokens; 256.
+        stop: a text, or a list of texts, before which the answer ends.
+        ignore_eos: whether to continue past the model's end tokens; False.
+    Which tokens:
+        temperature: divides the logits; 0.8. With 0, each token is the most probable one.
+        top_k: sample from this many most probable tokens; 40. None: from all.
+        top_p: sample from the smallest set of most probable tokens with this total probability.
+        min_p: leave out tokens less than this many times as probable as the most probable one.
+        repetition_penalty, presence_penalty, frequency_penalty: make tokens that are in the text less likely.
+        logit_bias: a dict of token ids and numbers that are added to their logits; -inf bans a token.
+        logits_processors: functions (tokens [n], logits [1, V]) -> logits, called before all other rules.
+        seed: the same seed gives the same text; None: a new one each time.
+    Context and cache:
+        max_kv_size: positions of a rotating cache; None: the cache grows.
+        keep: how many of the first tokens stay when the cache rotates or slides; 0.
+        overflow: at the end of the position table, "stop", or "slide" to continue from the newest half of the context.
+        prefill_chunk: how many prompt tokens are processed at a time.
+    Speed:
+        lookahead: whether to guess tokens from the text so far and check several in one pass; False.
+        draft: a smaller model of the same vocabulary that guesses.
+    Reports:
+        logprobs: how many candidates each step reports; 0.
+        progress: a function (done, total) that is called while the prompt is processed.
+    """
     return stream(model, prompt, **options).finish()
 
 

@@ -16,6 +16,7 @@ import mlx.core as mx
 
 from mlxgen import device
 from mlxgen.errors import ContextError, OptionError
+from mlxgen.forked_process import check_process
 from mlxgen.generation.observer import Observer
 from mlxgen.generation.one_thread import one_thread
 from mlxgen.generation.request import ContextOptions, Progress
@@ -42,6 +43,7 @@ class CachedContext:
         cache: Sequence[Any] | None = None,
         observer: Observer | None = None,
     ) -> None:
+        check_process()
         options.check_table(model.config.n_positions)
         self.lock = threading.RLock()
         self.model, self.options = model, options

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, TypedDict, Unpack, cast
 
 from mlxgen.errors import OptionError, check_whole
+from mlxgen.generation.option_names import way_out
 from mlxgen.model import Model, encode_prompt, start_tokens
 from mlxgen.sampling.chooser import LogitsProcessor
 from mlxgen.sampling.samplers import Sampling, check_bias
@@ -153,7 +154,7 @@ def check_options(**options: Unpack[Options]) -> Request:
     """
     given: dict[str, Any] = dict(options)
     if unknown := set(given) - set(Options.__annotations__):
-        raise OptionError(f"unknown option {min(unknown)!r}; the options are {', '.join(Options.__annotations__)}")
+        raise OptionError(f"unknown option {min(unknown)!r}; {way_out(min(unknown), Options.__annotations__)}")
     own = {name: given[name] for name in OWN if name in given}
     own["seed"] = checked_seed(own.get("seed"))
     check_whole("max_tokens", own.get("max_tokens", MAX_TOKENS), 1)

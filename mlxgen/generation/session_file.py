@@ -1,7 +1,8 @@
 """Session files: mlx-lm's prompt-cache format, with mlxgen's own entries in the metadata.
 
-mlx-lm's `load_prompt_cache` opens these files, and a cache that mlx-lm saved for the same model opens here. Files are
-untrusted: the header is checked before any array is read, then the model, then a digest of the contents.
+mlx-lm's `load_prompt_cache` and its commands open these files, and a cache that mlx-lm saved for the same model opens
+here. Files are untrusted: the header is checked before any array is read, then the model, then a digest of the
+contents.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from mlxgen.network.cache import KVCache, RotatingKVCache
 from mlxgen.safetensors_header import HeaderError, read_header
 
 SUFFIX = ".safetensors"  # mlx-lm recognizes the format by it
-FORMAT = "1"
+FORMAT = "2"
 FIRST_CLASS = "1.0"  # the metadata entry that names the first layer's class in a prompt cache
 MOST_PARTS = 8  # of a name such as "0.options.keep"
 S = TypeVar("S")
@@ -60,8 +61,10 @@ def write(state: ContextState, model: Model, path: str | Path, notes: Mapping[st
         arrays[name] = value if isinstance(value, mx.array) else mx.array([] if value is None else value)
     own = {
         "mlxgen": FORMAT,
-        "model": fingerprint(model),
+        "model": model.source or model.name,  # this and tokenizer_config are for mlx-lm's commands
+        "tokenizer_config": "{}",
         "model_name": model.name,
+        "fingerprint": fingerprint(model),
         "tokens": json.dumps(state.tokens, separators=(",", ":")),
         "session": json.dumps(_facts(state)),
         "notes": json.dumps(dict(notes or {})),
@@ -127,8 +130,8 @@ def _check_names(path: Path, names: Sequence[str]) -> None:
 
 def _check_own(path: Path, model: Model, arrays: Mapping[str, mx.array], own: Mapping[str, str]) -> None:
     if own["mlxgen"] != FORMAT:
-        _refuse(path, "it was written by a newer version of mlxgen; upgrade to open it")
-    if own.get("model") != fingerprint(model):
+        _refuse(path, "it was written by another version of mlxgen")
+    if own.get("fingerprint") != fingerprint(model):
         _refuse(path, f"it belongs to another model ({printable(str(own.get('model_name')))}), not to {model.name}")
     if own.get("digest") != _digest(arrays, own):
         _refuse(path, "its contents were changed after it was saved")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
+from mlxgen.errors import OptionError
 from mlxgen.sampling.samplers import (
     Sampling,
     apply_bias,
@@ -142,7 +143,8 @@ class Chooser:
 
     def _adjust(self, logits: mx.array) -> mx.array:
         for processor in self._processors:
-            logits = processor(self._tokens, logits)  # type: ignore[arg-type]  # not None if there are processors
+            # _tokens is not None if there are processors
+            logits = _checked(processor(self._tokens, logits), logits.shape)  # type: ignore[arg-type]
         if self._counts is not None:
             logits = apply_penalties(logits, self._counts, self._sampling)
         if self._sampling.logit_bias:
@@ -154,6 +156,15 @@ class Chooser:
             return ()
         ids = mx.argsort(-logits, axis=-1)[0, : self._candidates]
         return ids, logprobs[0, ids], softmax(ruled)[0, ids]
+
+
+def _checked(logits: object, shape: tuple[int, ...]) -> mx.array:
+    """What a processor returned, if it is logits. Raises OptionError."""
+    if isinstance(logits, mx.array) and logits.shape == shape:
+        return logits
+    kind = f"{type(logits).__module__.partition('.')[0]}.{type(logits).__name__}".removeprefix("builtins.")
+    found = f"an MLX array of shape {list(logits.shape)}" if isinstance(logits, mx.array) else f"a value of type {kind}"
+    raise OptionError(f"a logits processor must return the logits, an MLX array of shape {list(shape)}, not {found}")
 
 
 def token_counts(context: Sequence[int], vocab_size: int) -> mx.array:

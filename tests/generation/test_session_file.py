@@ -17,15 +17,19 @@ from mlxgen.generation.session import Session
 from mlxgen.generation.session_file import SessionFileError, write
 from mlxgen.model import Model
 
+from ..support import oracles
 from ..support.models import letter_tokenizer, tiny_gpt2
 from ..support.processes import KILLED, dying_script
 
 N = 48
 
 
+TINY = tiny_gpt2(tokenizer=letter_tokenizer(), n_positions=N, n_ctx=N, n_layer=3, layer_norm_epsilon=1e-5)
+
+
 def written(folder: Path, **changes: int) -> Path:
     """A model folder; a token is a byte."""
-    return tiny_gpt2(tokenizer=letter_tokenizer(), **{"n_positions": N, "n_layer": 3, **changes}).write(folder)
+    return tiny_gpt2(tokenizer=letter_tokenizer(), **{**TINY.entries, **changes}).write(folder, "model.")
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +96,21 @@ def test_mlx_lm_opens_our_file(model, tmp_path, kind):
     assert [type(layer).__module__ for layer in theirs] == ["mlx_lm.models.cache"] * 3
     logits = model.decoder(mx.array([session.tokens[-1:]]), theirs)[0, -1]
     np.testing.assert_allclose(np.array(logits), np.array(session.prefill())[0], atol=1e-5)
+
+
+def test_mlx_lms_generate_goes_on_from_our_file(folder, model, tmp_path, monkeypatch, capsys):
+    """Its command reads the model's place from the file; what it has not processed is the newest token."""
+    from importlib import import_module
+
+    session = Session(model)
+    session.generate("Once upon a time", max_tokens=3, temperature=0, ignore_eos=True)
+    path = session.save(tmp_path / "tale")
+    session.tokens.pop()
+    expected = oracles.torch_greedy(TINY.torch(), [*session.tokens, *model.tokenizer.encode("the")], 8)
+    arguments = ["--prompt-cache-file", str(path), "--prompt", "the", "--max-tokens", "8", "--temp", "0"]
+    monkeypatch.setattr("sys.argv", ["mlx_lm.generate", *arguments, "--verbose", "False"])
+    import_module("mlx_lm.generate").main()
+    assert capsys.readouterr().out.strip("\n") == model.tokenizer.decode(expected).strip("\n")
 
 
 @pytest.mark.parametrize("size", [None, 64])

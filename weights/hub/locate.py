@@ -45,6 +45,13 @@ def resolve(name: str, revision: str | None = None, *, pickled: bool = False) ->
     return download_model(repo, revision, pickled=pickled)
 
 
+def source_of(name: str, revision: str | None, folder: Path) -> str:
+    """What other programs open a model by, once `resolve` has found its folder: a hub id, or the folder itself."""
+    repo = repository_of(str(name))
+    on_hub = "/" in repo and revision is None and not Path(name).expanduser().exists()
+    return repo if on_hub else str(folder.absolute())
+
+
 @contextmanager
 def naming_hidden_model(name: str) -> Iterator[None]:
     """Add to a ModelError that ``name`` is a local folder and hides a model of that name on the hub, if so."""

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mlxgen.errors import ModelError, OptionError
-from mlxgen.weights.hub.locate import resolve
+from mlxgen.weights.hub.locate import resolve, source_of
 from mlxgen.weights.hub.names import BUNDLED_FOLDER
 
 from ...support.hub import CONFIG, Hub
@@ -56,3 +56,16 @@ def test_folders_that_hold_no_model(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "gpt2"}')
     message = refusal(str(tmp_path))
     assert "LoRA adapter" in message and "gpt2" in message
+
+
+def test_the_source_of_a_model_is_what_other_programs_open_it_by(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert source_of("mine", None, Path("mine")) == str(tmp_path / "mine")
+    assert source_of("fairy-tales", None, BUNDLED_FOLDER) == str(BUNDLED_FOLDER)
+    snapshot = tmp_path / "hub" / "snapshots" / "abc"
+    assert source_of("gpt2", None, snapshot) == "openai-community/gpt2"
+    assert source_of("owner/name", None, snapshot) == "owner/name"
+    assert source_of("owner/name", "v2", snapshot) == str(snapshot)  # mlx-lm would open another revision
