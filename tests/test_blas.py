@@ -96,6 +96,17 @@ def test_a_bad_path_is_one_line_that_names_it() -> None:
 
 
 @linux
+def test_reloading_mlxgen_warns_of_nothing() -> None:
+    script = (
+        "import importlib, json, warnings, mlxgen, mlx.core\n"
+        "with warnings.catch_warnings(record=True) as caught:\n"
+        "    warnings.simplefilter('always')\n"
+        "    importlib.reload(mlxgen)\n"
+        "print(json.dumps([str(one.message) for one in caught]))"
+    )
+    assert fresh(script) == []
+
+
 def test_importing_mlx_first_is_warned_about() -> None:
     script = """
 import json, warnings

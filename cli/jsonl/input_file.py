@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from mlxgen.errors import MlxgenError, OptionError
-from mlxgen.generation.option_names import way_out
+from mlxgen.generation.option_names import nearest
 
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 FORMATS = ("auto", "jsonl", "text")
@@ -38,7 +38,8 @@ class InputLine:
         if self.error:
             raise self.error
         if unknown := sorted(set(self.entries) - set(known)):
-            hint = way_out(unknown[0], known)
+            near = nearest(unknown[0], known)
+            hint = f"did you mean {near}?" if near else f"a line has {', '.join(known)}"
             raise OptionError(f"unknown key {unknown[0]!r}; {hint} (other data belongs in metadata)")
         return self.entries
 

@@ -28,10 +28,10 @@ FOREIGN = {
     "stopping_criteria": "stop",
     "random_seed": "seed",
     "generator": "seed",
-    "num_return_sequences": "num_samples of mlxgen.batch()",
-    "num_samples": "num_samples of mlxgen.batch()",
-    "n": "num_samples of mlxgen.batch()",
-    "best_of": "num_samples of mlxgen.batch()",
+    "num_return_sequences": "num_samples",
+    "num_samples": "num_samples",
+    "n": "num_samples",
+    "best_of": "num_samples",
     "logits_processor": "logits_processors",
     "output_scores": "logprobs",
     "top_logprobs": "logprobs",
@@ -49,14 +49,22 @@ FOREIGN = {
 }
 
 
-def way_out(name: str, known: Iterable[str]) -> str:
-    """What to write instead of an unknown option: the same under our name, the nearest name, or the list of all."""
-    known = list(known)
-    lower = name.lower().replace("-", "_")
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The one of the known names that an unknown name means: the same thing in another program, or misspelt."""
+    known, lower = list(known), name.lower().replace("-", "_")
     if lower in known:
-        return f"write {lower}"
-    ours = FOREIGN.get(lower, "")
-    if ours and (ours in known or not ours.isidentifier()):
-        return f"use {ours}"
-    near = [] if ours else difflib.get_close_matches(lower, known, n=1)
-    return f"did you mean {near[0]}?" if near else f"the options are {', '.join(known)}"
+        return lower
+    if lower in FOREIGN:
+        return FOREIGN[lower] if FOREIGN[lower] in known else None
+    return next(iter(difflib.get_close_matches(lower, known, n=1)), None)
+
+
+def way_out(name: str, known: Iterable[str]) -> str:
+    """What to write instead of an unknown option: the nearest name, what does the same here, or the list of all."""
+    known = list(known)
+    if near := nearest(name, known):
+        return f"did you mean {near}?"
+    ours = FOREIGN.get(name.lower(), "")
+    if ours == "num_samples":
+        return "use num_samples of mlxgen.batch()"
+    return f"the options are {', '.join(known)}" if not ours or ours.isidentifier() else f"use {ours}"

@@ -8,12 +8,14 @@ import threading
 import mlx.core as mx
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlxgen.errors import MlxgenError, NumericError, OptionError
 from mlxgen.generation import loop
 from mlxgen.generation.answer import generate, stream
+from mlxgen.generation.batching import batch
 from mlxgen.generation.session import Session
 from mlxgen.model import Model
 
@@ -183,6 +185,24 @@ def test_a_processor_that_spoils_the_logits_is_told_so(model, prompt, bad):
     for temperature in (0, 0.8):
         with pytest.raises(NumericError, match="step 2: logits_processors"):
             generate(model, prompt, logits_processors=[spoil], temperature=temperature, max_tokens=9)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda logits: np.array(logits), "a value of type numpy.ndarray"),
+        (lambda logits: torch.tensor(np.array(logits)), "a value of type torch.Tensor"),
+        (lambda logits: logits[0], r"an MLX array of shape \[282\]"),
+        (lambda logits: logits[:, :5], r"an MLX array of shape \[1, 5\]"),
+        (lambda logits: None, "a value of type NoneType"),
+    ],
+)
+def test_a_processor_that_returns_something_else_is_told_so(model, prompt, change, told):
+    for options in ({"temperature": 0}, {"temperature": 0.8}, {"lookahead": True}):
+        with pytest.raises(OptionError, match=rf"an MLX array of shape \[1, 282\], not {told}"):
+            generate(model, prompt, logits_processors=[lambda tokens, logits: change(logits)], **options)
+    with pytest.raises(OptionError, match=told):
+        list(batch(model, [prompt], logits_processors=[lambda tokens, logits: change(logits)]))
 
 
 def test_rules_that_leave_no_token_are_an_error(model, prompt):
