@@ -2,10 +2,29 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
+
+
+class Utf8Text(click.types.StringParamType):
+    """An option whose value is text for the model, UTF-8 in every locale."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return as_utf8(super().convert(value, param, ctx), param.opts[-1] if param else "the text")
+
+
+def as_utf8(argument: str, name: str) -> str:
+    """An argument's text, with the bytes that Python could not decode in this locale (LC_ALL=C) read as UTF-8."""
+    if not any("\ud800" <= character <= "\udfff" for character in argument):
+        return argument
+    try:
+        return os.fsencode(argument).decode()
+    except UnicodeError:
+        raise click.UsageError(f"{name} is not UTF-8 text") from None
 
 
 def read_prompt(argument: str | None) -> str:
@@ -14,9 +33,7 @@ def read_prompt(argument: str | None) -> str:
     An empty prompt must be given as an argument. Standard input that is empty or a terminal is a usage error.
     """
     if argument is not None and argument != "-":
-        if any("\ud800" <= character <= "\udfff" for character in argument):  # bytes that are not UTF-8
-            raise click.UsageError("the prompt is not UTF-8 text")
-        return argument
+        return as_utf8(argument, "the prompt")
     if sys.stdin is None or (sys.stdin.isatty() and argument is None):
         raise click.UsageError('no prompt: give it as an argument ("" for an empty one), or on standard input')
     text = _decoded(sys.stdin.buffer.read(), "standard input").removesuffix("\n").removesuffix("\r")

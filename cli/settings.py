@@ -8,6 +8,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import click
 
+from mlxgen.cli.prompt import Utf8Text
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 MAX_SEED = 2**63 - 1
@@ -42,7 +44,7 @@ class TokenBias(click.ParamType[tuple[int, float]]):
             self.fail(f"expected TOKEN=BIAS, such as 50256=-5, not {value!r}", param, ctx)
 
 
-class StopText(click.types.StringParamType):
+class StopText(Utf8Text):
     """A stop text. An environment variable holds one, spaces included."""
 
     def split_envvar_value(self, rv: str) -> list[str]:

@@ -22,6 +22,7 @@ from mlxgen.cli.options import (
     output_options,
 )
 from mlxgen.cli.output import chatty, say
+from mlxgen.cli.prompt import Utf8Text
 from mlxgen.cli.settings import CHAT_SETTINGS
 from mlxgen.errors import MlxgenError
 
@@ -45,7 +46,7 @@ ANSWER_TOKENS = 128  # a turn is shorter than a text
     help="How turns are written for the model: its own chat template, DialoGPT's format, named speakers, or one story."
     " auto takes model where there is one, dialogpt for a DialoGPT, otherwise story.",
 )
-@click.option("--system", default="", metavar="TEXT", help="Text placed before the conversation.")
+@click.option("--system", type=Utf8Text(), default="", metavar="TEXT", help="Text placed before the conversation.")
 @click.option("--load", "saved", metavar="FILE", help="Continue a conversation saved with /save.")
 @click.option(
     "--history",

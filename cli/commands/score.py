@@ -11,7 +11,7 @@ import click
 from mlxgen.cli.options import file_options, model_options, open_model, quiet_option
 from mlxgen.cli.output import write, write_json
 from mlxgen.cli.progress import progress_bar
-from mlxgen.cli.prompt import read_text
+from mlxgen.cli.prompt import Utf8Text, read_text
 
 if TYPE_CHECKING:
     from mlxgen.model import Model
@@ -26,7 +26,9 @@ JSONL_SUFFIXES = (".jsonl", ".ndjson")
 @click.command()
 @click.argument("source", metavar="[FILE]", default="-")
 @model_options
-@click.option("--context", default="", metavar="TEXT", help="Text before the scored text: read, but not scored.")
+@click.option(
+    "--context", type=Utf8Text(), default="", metavar="TEXT", help="Text before the scored text: read, but not scored."
+)
 @click.option(
     "--stride",
     type=click.IntRange(min=1),

@@ -232,6 +232,22 @@ def test_bert_vocabulary_is_that_of_transformers(tmp_path, clean):
     assert ours.eos_token_id is None
 
 
+def test_transformers_writes_nothing_to_standard_error(tmp_path):
+    bert_folder(tmp_path, {"tokenizer_class": "BertTokenizer", "model_max_length": 3})
+    script = (
+        "import sys; from pathlib import Path; from mlxgen.text.tokenizer import load_tokenizer\n"
+        "print(len(load_tokenizer(Path(sys.argv[1])).encode('we we we we we we')))\n"
+        "print('theirs', file=sys.stderr)\n"
+        "from transformers import BertTokenizer\n"
+        "BertTokenizer.from_pretrained(sys.argv[1])('we we we we we we')"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    ours, _, theirs = done.stderr.partition("theirs\n")
+    assert done.stdout == "6\n" and ours == ""
+    assert "longer than" in theirs  # its log is as it was for others
+
+
 def test_bare_vocab_txt_is_a_bert_vocabulary(tmp_path):
     tokenizer = load_tokenizer(bert_folder(tmp_path, {}))
     assert tokenizer.decode(tokenizer.encode("我们 ab")) == "我们 ab"
