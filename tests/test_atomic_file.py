@@ -107,3 +107,26 @@ def test_two_writers_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
         remove_leftovers(file)
         assert file.read_text() == "second"
     assert file.read_text() == "first" and names(tmp_path) == ["x.txt"]
+
+
+def test_the_data_is_on_the_disk_before_the_file_takes_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    replace = Path.replace
+    monkeypatch.setattr(os, "fsync", lambda _: done.append("written"))
+    monkeypatch.setattr(Path, "replace", lambda part, path: (done.append("renamed"), replace(part, path))[1])
+    with replacing_file(tmp_path / "x.txt") as part:
+        part.write_text("new")
+    assert done == ["written", "renamed"]
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs Linux's list of open files")
+def test_no_file_stays_open(tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        with replacing_file(tmp_path / "x.txt") as part:
+            part.write_text("new")
+        with pytest.raises(RuntimeError), replacing_file(tmp_path / "x.txt"):
+            raise RuntimeError
+    assert len(os.listdir("/proc/self/fd")) == before
