@@ -6,6 +6,7 @@ pass, so its weights are read once for all of them. When a row ends, the next pr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Unpack, cast
@@ -14,12 +15,12 @@ import mlx.core as mx
 
 from mlxgen import device
 from mlxgen.errors import MlxgenError, OptionError, check_whole
+from mlxgen.generation.active_rows import ActiveRows, unread_choices
 from mlxgen.generation.batch_row import BatchRow
 from mlxgen.generation.context import Context
 from mlxgen.generation.request import (
     CONTEXT,
     PREFILL_CHUNK,
-    ContextOptions,
     Options,
     check_options,
     refuse_guesses,
@@ -27,7 +28,6 @@ from mlxgen.generation.request import (
 )
 from mlxgen.generation.results import Generation
 from mlxgen.model import Model
-from mlxgen.network.batch_cache import BatchCache
 
 MOST_ROWS = 32  # more rows gain little: the time then goes into arithmetic, not into reading the weights
 
@@ -134,49 +134,6 @@ def fitting_batch_size(model: Model, max_kv_size: int | None = None) -> int:
     return max(1, min(MOST_ROWS, device.free_memory() // 2 // (cache + logits)))
 
 
-class ActiveRows:
-    """The rows that are being answered: row i in slot i of the cache, each with an unread choice."""
-
-    def __init__(self, model: Model, options: ContextOptions) -> None:
-        self._decoder, self._n_positions = model.decoder, model.config.n_positions
-        self._slots = BatchCache(model.config.n_layer, options.max_kv_size, options.keep)
-        self.rows: list[BatchRow] = []
-
-    def add(self, row: BatchRow) -> None:
-        self._slots.join(row.join())
-        self.rows.append(row)
-
-    def remove(self, row: BatchRow) -> None:
-        at, last = self.rows.index(row), self.rows.pop()
-        if last is not row:
-            self.rows[at] = last
-        self._slots.leave(at)
-
-    def pause(self) -> list[BatchRow]:
-        """Remove and return the rows whose unread token cannot be processed: it is the last, or the table is full."""
-        full = {row for row, offset in zip(self.rows, self._slots.offsets, strict=True) if offset >= self._n_positions}
-        paused = [row for row in self.rows if row.ends_next or row in full]
-        for row in paused:
-            self.remove(row)
-        return paused
-
-    def step(self) -> None:
-        """Send the unread tokens of all rows through the network in one pass, and choose the next tokens."""
-        if not self.rows:
-            self._slots.drop_buffers()  # no step evaluates what joined them since the last one
-            return
-        tokens = mx.concatenate([row.choice.token for row in self.rows])[:, None]  # [n, 1]
-        self._slots.begin_step()
-        logits = self._decoder.head(self._decoder.hidden(tokens, self._slots.layers)[:, -1])  # [n, V]
-        for at, row in enumerate(self.rows):
-            row.choose(logits[at : at + 1], self._slots.filled(at))
-        mx.async_eval(*(array for row in self.rows for array in row.unread))
-
-    def send_off(self) -> None:
-        """Let the device compute what is not part of a step: the next step may come from another thread."""
-        self._slots.send_off()
-
-
 def _run(
     active: ActiveRows, source: Iterator[tuple[int, BatchRow | Failure]], batch_size: int
 ) -> Iterator[tuple[int, BatchGeneration | Failure]]:
@@ -194,34 +151,40 @@ def _answered(
     numbers: dict[BatchRow, int] = {}
     mx.reset_peak_memory()
     while True:
-        budget = PREFILL_CHUNK  # prompt tokens between two steps, so that new rows do not hold up the others
-        while len(active.rows) < batch_size and budget > 0 and (arrival := next(source, None)):
+        rows, paused = active.rows, active.pause()  # whoever comes now takes the slots of paused rows
+        arrivals: list[BatchRow] = []
+        # Prompt tokens between two steps, so that new rows do not hold up the others.
+        budget = PREFILL_CHUNK if len(active) else math.inf
+        while len(active) + len(arrivals) < batch_size and budget > 0 and (arrival := next(source, None)):
             number, row = arrival
             if isinstance(row, Failure):
                 yield number, row
             elif row.limit < 1:
                 yield number, _finished(row)
             else:
-                active.add(row)
+                arrivals.append(row)
                 numbers[row] = number
-                budget -= len(row.context.tokens) if row.sample == 0 else 1
-        if not active.rows:
+                budget -= len(row.context.tokens)
+        active.admit(arrivals)
+        rows += arrivals
+        if not rows:
             return
-        unread = [(row, row.choice, row.cache_length) for row in active.rows]
-        paused = active.pause()
+        paused += active.pause()
+        lengths = {row: row.cache_length for row in rows}
+        unread = unread_choices(rows)
         active.step()
-        for row, choice, cache_length in unread:
+        chosen = unread.read()
+        for row in rows:
             outcome: BatchGeneration | Failure | None = None
             try:
-                if row.read(choice, cache_length):
+                if row.read(chosen[row], lengths[row]):
                     outcome = _finished(row)
                 elif row in paused:
-                    row.slide()
-                    active.add(row)
+                    active.slide(row)
             except MlxgenError as error:
                 outcome = Failure(row.index, error, row.sample)
             if outcome:
-                if row in active.rows:
+                if row in active:
                     active.remove(row)
                 yield numbers.pop(row), outcome
 
@@ -229,7 +192,7 @@ def _answered(
 def _rows(
     model: Model, prompts: Iterable[str | Sequence[int] | Prompt | MlxgenError], num_samples: int, options: Options
 ) -> Iterator[BatchRow | Failure]:
-    """The rows of all prompts, each with its first choice. A prompt is processed when its first row is requested."""
+    """The rows of all prompts, none of them processed yet."""
     for index, prompt in enumerate(prompts):
         if isinstance(prompt, MlxgenError):
             yield Failure(index, prompt)
@@ -243,7 +206,7 @@ def _rows(
 
 
 def _samples(model: Model, index: int, prompt: Prompt, num_samples: int, options: Options) -> Iterator[BatchRow]:
-    """One row per sample of a prompt. The prompt is processed once, after its options have been checked."""
+    """One row per sample of a prompt, after its options have been checked."""
     if fixed := set(prompt.options) & {*CONTEXT, "progress"}:
         raise OptionError(f"{min(fixed)} can only be set for the whole batch, not for one prompt")
     request = check_options(**cast(Options, {**options, **prompt.options}))
@@ -253,12 +216,9 @@ def _samples(model: Model, index: int, prompt: Prompt, num_samples: int, options
     wanted = [(sample, seed) for sample, seed in enumerate(seeds) if sample not in prompt.skip]
     context = Context(model, request.context)
     context.extend(request.ids)
-    logits = context.prefill() if wanted and context.room != 0 else None
     for sample, seed in wanted:
-        row = BatchRow(context.fork() if len(wanted) > 1 else context, replace(request, seed=seed), index, sample)
-        if logits is not None:
-            row.begin(logits)
-        yield row
+        more = sample != wanted[-1][0]
+        yield BatchRow(context.fork(), replace(request, seed=seed), index, sample, has_more_samples=more)
 
 
 def _finished(row: BatchRow) -> BatchGeneration:

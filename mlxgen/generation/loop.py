@@ -11,8 +11,9 @@ So after a prompt of n tokens and m chosen tokens the cache holds n + m - 1 posi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from typing import Protocol, cast
+from typing import Protocol
 
 import mlx.core as mx
 
@@ -21,7 +22,7 @@ from mlxgen.errors import NumericError, OptionError
 from mlxgen.generation.cached_context import CachedContext
 from mlxgen.generation.request import Request
 from mlxgen.generation.results import Candidate, FinishReason, Step
-from mlxgen.sampling.chooser import Choice, Chooser, Guess
+from mlxgen.sampling.chooser import Choice, Chooser, ChosenToken, Guess
 from mlxgen.text.stop_text import StopText
 from mlxgen.text.tokenizer import Tokenizer
 
@@ -48,13 +49,14 @@ class Reader:
         """Whether the next choice is the last that the limits allow."""
         return self.left <= 1
 
-    def read(self, choice: Choice, cache_length: int, guess: Guess | None = None, guesses: int = 0) -> Step:
-        """Wait for a choice and append its token to the context. Raises NumericError.
+    def read(self, chosen: ChosenToken, cache_length: int, guess: Guess | None = None, guesses: int = 0) -> Step:
+        """Append a chosen token to the context. Raises NumericError.
 
         guess: the guess at this choice, if there was one. guesses: see Step.
         """
         index, last, stops = self._count, self.ends_next, self._stops
-        token = _read(choice, index)
+        _check_finite(chosen, index)
+        token = chosen.token
         self._count += 1
         self._context.accept(token)
         ended = token in self._end_tokens
@@ -70,8 +72,8 @@ class Reader:
             index=index,
             token=token,
             text=shown,
-            logprob=cast(float, choice.logprob.item()),
-            candidates=_candidates(choice, self._context.model.tokenizer),
+            logprob=chosen.logprob,
+            candidates=_candidates(chosen, self._context.model.tokenizer),
             context_length=len(self._context.tokens),
             cache_length=cache_length,
             finish_reason=reason,
@@ -142,7 +144,7 @@ def _steps(
                 mx.clear_cache()
             following = _choose(choose, logits[:1], guesses[:1])
         if not known:
-            step = reader.read(choice, cache_length)
+            step = reader.read(choice.read()[0], cache_length)
             yield step
             if step.finish_reason:
                 return
@@ -151,7 +153,9 @@ def _steps(
             continue
         choice, known, right = following, False, 0
         for n, guess in enumerate(guesses, 1):
-            step = reader.read(choice, min(cache_length + n, largest_cache), guess, len(guesses) if n == 1 else 0)
+            step = reader.read(
+                choice.read()[0], min(cache_length + n, largest_cache), guess, len(guesses) if n == 1 else 0
+            )
             yield step
             if step.finish_reason:
                 return
@@ -173,24 +177,23 @@ def _choose(choose: Chooser, logits: mx.array, guess: list[Guess]) -> Choice:
     return choice
 
 
-def _read(choice: Choice, index: int) -> int:
-    """Wait for the chosen token. Raises NumericError if the logits were not finite."""
-    if not choice.finite.item():
-        if choice.from_model.item():
-            raise NumericError(
-                f"step {index}: logits_processors or logit_bias removed every token, or made a logit NaN or +inf;"
-                " they must leave at least one finite logit"
-            )
+def _check_finite(chosen: ChosenToken, index: int) -> None:
+    """Raise NumericError if the logits were not finite."""
+    if chosen.finite:
+        return
+    if chosen.from_model:
         raise NumericError(
-            f"step {index}: the logits are not finite (NaN or infinite): the weights are damaged, or their type"
-            " overflows; check the checkpoint, or convert it with --dtype float32"
+            f"step {index}: logits_processors or logit_bias removed every token, or made a logit NaN or +inf;"
+            " they must leave at least one finite logit"
         )
-    return cast(int, choice.token.item())
+    raise NumericError(
+        f"step {index}: the logits are not finite (NaN or infinite): the weights are damaged, or their type"
+        " overflows; check the checkpoint, or convert it with --dtype float32"
+    )
 
 
-def _candidates(choice: Choice, tokenizer: Tokenizer) -> tuple[Candidate, ...]:
-    if not choice.top:
-        return ()
-    ids, logprobs, ruled = choice.top
-    rows = zip(*(cast(list[float], column.tolist()) for column in (ids, mx.exp(logprobs), ruled)), strict=True)
-    return tuple(Candidate(int(token), tokenizer.decode([int(token)]), p, rule_p) for token, p, rule_p in rows)
+def _candidates(chosen: ChosenToken, tokenizer: Tokenizer) -> tuple[Candidate, ...]:
+    return tuple(
+        Candidate(token, tokenizer.decode([token]), math.exp(logprob), probability)
+        for token, logprob, probability in chosen.top
+    )

@@ -18,6 +18,9 @@ from mlxgen.network.cache import GROWTH
 class BatchCache:
     """The caches of all layers for n rows, in slots 0 to n - 1. Each step adds one position to every row.
 
+    A row that leaves makes its slot free for the next one that joins; what other slots hold is not touched. Slots that
+    are still free when a step begins are closed: the last rows move into them.
+
     max_size, keep: those of the rows' own caches, if they rotate. Pass `layers` to the decoder as its cache.
     """
 
@@ -25,33 +28,56 @@ class BatchCache:
         self._max_size, self._keep = max_size, keep
         self.offsets: list[int] = []  # positions processed, for each row
         self._next: list[int] = []  # index at which each row's next position is written
+        self._free: list[int] = []  # slots without a row
         self.layers = [BatchCacheLayer(self) for _ in range(n_layer)]
 
     def __len__(self) -> int:
+        """How many slots there are, free ones included."""
         return len(self.offsets)
 
     def filled(self, row: int) -> int:
         """How many positions a row's slot holds."""
         return self._filled(self.offsets[row])
 
-    def join(self, caches: Sequence[Any]) -> None:
-        """Add a row at the end, from its caches: one per layer, of mlxgen.network.cache."""
-        for layer, cache in zip(self.layers, caches, strict=True):
-            layer.put(len(self), cache.keys[..., : cache.size(), :], cache.values[..., : cache.size(), :])
-        self.offsets.append(caches[0].offset)
-        self._next.append(caches[0].state[-1])  # for both kinds of cache the index of the next position
+    def reserve(self, rows: int) -> list[int]:
+        """Slots for rows that are about to join: free ones, then new ones."""
+        slots = [self._free.pop() for _ in range(min(rows, len(self._free)))]
+        new = range(len(self), len(self) + rows - len(slots))
+        self.offsets += [0] * len(new)
+        self._next += [0] * len(new)
+        return [*slots, *new]
 
-    def leave(self, row: int) -> None:
-        """Remove a row. The last row moves into its slot."""
-        last = len(self) - 1
-        if row != last:
-            for layer in self.layers:
-                layer.move(last, row, self.filled(last))
-            self.offsets[row], self._next[row] = self.offsets[last], self._next[last]
-        del self.offsets[last], self._next[last]
+    def join(self, slot: int, caches: Sequence[Any], row: int, offset: int, following: int) -> None:
+        """Fill a reserved slot from one row of caches, one per layer.
+
+        offset: positions processed. following: the index of the next position in the row's own layout.
+        """
+        size = self._filled(offset)
+        for layer, cache in zip(self.layers, caches, strict=True):
+            keys, values = (part[row : row + 1, :, :size] for part in (cache.keys, cache.values))
+            layer.put(slot, keys, values, len(self))
+        self.offsets[slot], self._next[slot] = offset, following
+
+    def leave(self, slot: int) -> None:
+        """Make a slot free."""
+        self._free.append(slot)
+
+    def close_gaps(self) -> list[tuple[int, int]]:
+        """Move the last rows into free slots; returns the moves, as (from, to)."""
+        moves = []
+        for slot in sorted(self._free, reverse=True):
+            last = len(self) - 1
+            if slot != last:
+                for layer in self.layers:
+                    layer.move(last, slot, self.filled(last))
+                self.offsets[slot], self._next[slot] = self.offsets[last], self._next[last]
+                moves.append((last, slot))
+            del self.offsets[last], self._next[last]
+        self._free.clear()
+        return moves
 
     def drop_buffers(self) -> None:
-        """Free the buffers, no row being left."""
+        """Free the buffers when no row is left: they are lazy arrays, which keep all they were made from."""
         assert not self.offsets
         self.layers = [BatchCacheLayer(self) for _ in self.layers]
 
@@ -106,11 +132,11 @@ class BatchCacheLayer:
         self._values[slots.rows, :, slots.indices] = values[:, :, 0]
         return self._keys[:n, :, : slots.span], self._values[:n, :, : slots.span]
 
-    def put(self, row: int, keys: mx.array, values: mx.array) -> None:
-        """Fill a slot from position 0 on: keys and values [1, H, positions, D/H]."""
+    def put(self, row: int, keys: mx.array, values: mx.array, rows: int) -> None:
+        """Fill a slot from position 0 on: keys and values [1, H, positions, D/H]. rows: how many slots there are."""
         end = keys.shape[2]
-        self._keys = _with_room(self._keys, keys, row + 1, end)
-        self._values = _with_room(self._values, values, row + 1, end)
+        self._keys = _with_room(self._keys, keys, rows, end)
+        self._values = _with_room(self._values, values, rows, end)
         self._keys[row : row + 1, :, :end] = keys
         self._values[row : row + 1, :, :end] = values
 

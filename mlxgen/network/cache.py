@@ -81,6 +81,11 @@ class KVCache(_Buffers):
         self.values[..., start : self.offset, :] = values
         return self.keys[..., : self.offset, :], self.values[..., : self.offset, :]
 
+    def repeat(self, rows: int) -> None:
+        """Give each of several rows the positions of the one row that is here."""
+        assert self.keys is not None and self.values is not None
+        self.keys, self.values = (mx.repeat(kept, rows, axis=0) for kept in (self.keys, self.values))
+
     def reserve(self) -> Slot:
         """The slot of the next position, for a cache that is not empty. Write to it, then call `commit`."""
         assert self.keys is not None and self.values is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
 
@@ -18,26 +19,46 @@ from mlxgen.sampling.samplers import (
     draw_or_accept,
     greedy,
 )
-from mlxgen.sampling.softmax import log_softmax, softmax
+from mlxgen.sampling.softmax import log_total, softmax
 
 LogitsProcessor = Callable[[mx.array, mx.array], mx.array]
 Watch = Callable[[mx.array, mx.array, "mx.array | None", "Choice"], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """One chosen token and its numbers, as unevaluated arrays."""
+class ChosenToken:
+    """A choice that has been read. The fields are those of `Choice`, for one row; top: ids and numbers, best first."""
 
-    token: mx.array  # uint32 [1]
-    logprob: mx.array  # float32 [1], under the model itself
-    finite: mx.array  # bool [], whether all logits are finite and processors and bias left at least one token
-    top: tuple[mx.array, ...]  # the candidates' ids, log-probabilities and probabilities under the rules, each [N]
-    from_model: mx.array  # bool [], whether the model's own logits are finite
+    token: int
+    logprob: float
+    finite: bool
+    from_model: bool
+    top: tuple[tuple[int, float, float], ...]  # id, log-probability, probability under the rules
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One chosen token per row and its numbers, as unevaluated arrays."""
+
+    token: mx.array  # uint32 [n]
+    logprob: mx.array  # float32 [n], under the model itself
+    finite: mx.array  # bool [n], whether all logits are finite and processors and bias left at least one token
+    top: tuple[mx.array, ...]  # the candidates' ids, log-probabilities and probabilities under the rules, each [n, N]
+    from_model: mx.array  # bool [n], whether the model's own logits are finite
 
     @property
     def arrays(self) -> list[mx.array]:
         """The arrays that have to be evaluated to read the choice."""
-        return [self.token, self.logprob, self.finite, *self.top]
+        return [self.token, self.logprob, self.finite, self.from_model, *self.top]
+
+    def read(self) -> list[ChosenToken]:
+        """Wait for the tokens of all rows."""
+        columns: Any = [column.tolist() for column in (self.token, self.logprob, self.finite, self.from_model)]
+        tops: Any = [column.tolist() for column in self.top]
+        return [
+            ChosenToken(token, logprob, finite, from_model, tuple(zip(*(column[at] for column in tops), strict=True)))
+            for at, (token, logprob, finite, from_model) in enumerate(zip(*columns, strict=True))
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +70,10 @@ class Guess:
 
 
 class Chooser:
-    """Applies the sampling rules of one request at each step, and splits its random key once per step.
+    """Applies the sampling rules of a request at each step, and splits its random key once per step.
+
+    It begins with one row. Rows of other requests with the same rules can `join`: each keeps its own key and counts,
+    and gets the token that it would get alone, but one graph serves all of them.
 
     context: the tokens before the first choice, for penalties and processors. candidates: how many of the most
     probable tokens each choice reports. watch: called after each choice with the float32 logits [1, V], the logits
@@ -69,38 +93,64 @@ class Chooser:
     ) -> None:
         self._sampling, self._processors, self._watch = sampling, tuple(processors), watch
         self._candidates = min(candidates, vocab_size)
-        self._key = mx.random.key(seed)
+        self._keys = mx.random.key(seed)[None]  # [n, 2]
+        mx.async_eval(self._keys)  # the first step may be asked for from another thread
         self._tokens = mx.array(list(context), dtype=mx.int32) if self._processors else None
         self._counts = token_counts(context, vocab_size) if sampling.counts_tokens else None
 
     def __call__(self, logits: mx.array, guess: Guess | None = None) -> Choice:
-        """Choose a token from logits [1, V] of any float type.
+        """Choose a token per row from logits [n, V] of any float type.
 
-        A guess that was drawn at random is accepted as often as the rules allow (samplers.draw_or_accept). Any other
-        guess has no effect.
+        A guess that was drawn at random is accepted as often as the rules allow (samplers.draw_or_accept; one row
+        only). Any other guess has no effect.
         """
         logits = logits.astype(mx.float32)
-        logprobs = log_softmax(logits)  # [1, V]
         ruled = adjusted = self._adjust(logits)
-        key = None
+        keys = None
         if self._sampling.greedy:
             token = greedy(ruled)
             ruled = apply_rules(ruled, self._sampling) if self._candidates else ruled
         else:
-            ruled, key = apply_rules(ruled, self._sampling), self._next_key()
+            ruled, keys = apply_rules(ruled, self._sampling), self._next_keys()
             if guess is None or guess.drawn_from is None:
-                token = draw(ruled, key)
+                token = draw(ruled, keys)
             else:
-                token = draw_or_accept(ruled, guess.token, guess.drawn_from, key)
+                token = draw_or_accept(ruled, guess.token, guess.drawn_from, keys[0])
         self._remember(token)
-        logprob = mx.take_along_axis(logprobs, token[:, None], axis=-1)[:, 0]
-        finite = from_model = mx.all(mx.isfinite(logprobs))
+        normalizer = log_total(logits)  # [n, 1]
+        logprob = (mx.take_along_axis(logits, token[:, None], axis=-1) - normalizer)[:, 0]
+        finite = from_model = mx.all(mx.isfinite(logits), axis=-1)
         if adjusted is not logits:  # -inf may remove tokens, but not all of them
-            finite = from_model & mx.isfinite(mx.max(adjusted)) & ~mx.any(mx.isnan(adjusted))
-        choice = Choice(token, logprob, finite, self._top(logits, logprobs, ruled), from_model)
+            some_left = mx.isfinite(mx.max(adjusted, axis=-1)) & ~mx.any(mx.isnan(adjusted), axis=-1)
+            finite = from_model & some_left
+        choice = Choice(token, logprob, finite, self._top(logits, normalizer, ruled), from_model)
         if self._watch:
-            self._watch(logits, adjusted, key, choice)
+            self._watch(logits, adjusted, None if keys is None else keys[0], choice)
         return choice
+
+    def shares_rules(self, other: Chooser) -> bool:
+        """Whether rows of the other can join: the same rules and candidates, and no processors."""
+        same = self._sampling == other._sampling and self._candidates == other._candidates
+        return same and not (self._processors or other._processors)
+
+    def join(self, other: Chooser) -> None:
+        """Add the other's rows after those that are here."""
+        self._keys = mx.concatenate([self._keys, other._keys])
+        if self._counts is not None and other._counts is not None:
+            self._counts = mx.concatenate([self._counts, other._counts])
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Keep only these rows, in this order."""
+        index = mx.array(list(rows), dtype=mx.int32)
+        self._keys = self._keys[index]
+        if self._counts is not None:
+            self._counts = self._counts[index]
+
+    def only(self, row: int) -> Chooser:
+        """A chooser that goes on with one of the rows."""
+        other = copy.copy(self)  # safe: its arrays are replaced, never written to
+        other.keep([row])
+        return other
 
     @property
     def state(self) -> list[mx.array]:
@@ -108,7 +158,7 @@ class Chooser:
 
         MLX's streams belong to a thread, and the next step may be requested from another thread.
         """
-        return [array for array in (self._key, self._tokens, self._counts) if array is not None]
+        return [array for array in (self._keys, self._tokens, self._counts) if array is not None]
 
     def fork(self) -> Chooser:
         """A copy that continues from here with the same rules, for making guesses.
@@ -126,20 +176,22 @@ class Chooser:
             guess = Guess(greedy(adjusted))
         else:
             ruled = apply_rules(adjusted, self._sampling)
-            guess = Guess(draw(ruled, self._next_key()), ruled)
+            guess = Guess(draw(ruled, self._next_keys()), ruled)
         self._remember(guess.token)
         return guess
 
-    def _next_key(self) -> mx.array:
-        self._key, key = mx.random.split(self._key)
-        return key
+    def _next_keys(self) -> mx.array:
+        """This step's keys [n, 2]."""
+        pairs = mx.vmap(mx.random.split)(self._keys)  # [n, 2, 2]
+        self._keys = pairs[:, 0]
+        return pairs[:, 1]
 
     def _remember(self, token: mx.array) -> None:
-        """Add the chosen token to what processors and penalties see at the next choice."""
+        """Add the chosen tokens to what processors and penalties see at the next choice."""
         if self._tokens is not None:
             self._tokens = mx.concatenate([self._tokens, token.astype(mx.int32)])
         if self._counts is not None:
-            self._counts = self._counts.at[mx.array([0]), token].add(1)
+            self._counts = self._counts.at[mx.arange(len(token)), token].add(1)
 
     def _adjust(self, logits: mx.array) -> mx.array:
         for processor in self._processors:
@@ -151,11 +203,12 @@ class Chooser:
             logits = apply_bias(logits, self._sampling.logit_bias)
         return logits
 
-    def _top(self, logits: mx.array, logprobs: mx.array, ruled: mx.array) -> tuple[mx.array, ...]:
+    def _top(self, logits: mx.array, normalizer: mx.array, ruled: mx.array) -> tuple[mx.array, ...]:
         if not self._candidates:
             return ()
-        ids = mx.argsort(-logits, axis=-1)[0, : self._candidates]
-        return ids, logprobs[0, ids], softmax(ruled)[0, ids]
+        ids = mx.argsort(-logits, axis=-1)[:, : self._candidates]  # [n, N]
+        logprobs = mx.take_along_axis(logits, ids, axis=-1) - normalizer
+        return ids, logprobs, mx.take_along_axis(softmax(ruled), ids, axis=-1)
 
 
 def _checked(logits: object, shape: tuple[int, ...]) -> mx.array:

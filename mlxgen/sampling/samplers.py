@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 
 from mlxgen.errors import OptionError
-from mlxgen.sampling.softmax import softmax, total_before
+from mlxgen.sampling.softmax import softmax, total, total_before
 
 INF = float("inf")
 SMALLEST, LARGEST = 1e-30, 1e30  # values beyond these could become 0 or infinite in float32
@@ -162,19 +162,24 @@ def greedy(logits: mx.array) -> mx.array:
 def draw(logits: mx.array, key: mx.array) -> mx.array:
     """Draw one token id per row from softmax(logits). Only the key decides. [B, V] -> uint32 [B].
 
-    A removed token (-inf) is never drawn.
+    key: one for all rows [2], or one per row [B, 2]. The kept tokens lie on a line in order of their ids, each as long
+    as its probability, and the key's random number is a place on it (inverse transform sampling). A token that a rule
+    cut has no length and is never returned, however the device rounds the sums.
     """
-    return if_kept(mx.random.categorical(logits, key=key), logits)
+    number = draw_numbers(key, logits.shape[0])  # [B]
+    weights = mx.exp(logits - mx.max(logits, axis=-1, keepdims=True))
+    ends = total_before(weights) + weights
+    reached = (ends > number[:, None] * total(weights)) & (weights > 0)
+    # Rounding can leave the number past the last end; then the best token is as good as any.
+    token = mx.where(mx.any(reached, axis=-1), mx.argmax(reached.astype(mx.uint8), axis=-1), greedy(logits))
+    return token.astype(mx.uint32)
 
 
-def if_kept(tokens: mx.array, logits: mx.array) -> mx.array:
-    """Each row's token where its logit is above -inf, otherwise the row's best token. [B], [B, V] -> [B].
-
-    categorical() searches the running total of the probabilities. On a GPU, the parts of that total are added up in
-    another order, so rounding can give a token of probability 0 a width.
-    """
-    drawn = mx.take_along_axis(logits, tokens[:, None], axis=-1)[:, 0]
-    return mx.where(drawn > -INF, tokens, greedy(logits))
+def draw_numbers(key: mx.array, rows: int) -> mx.array:
+    """Uniform numbers in [0, 1), one per row: float32 [rows]. key: [2] for all rows, or [rows, 2]."""
+    if key.ndim == 1:
+        return mx.random.uniform(shape=(rows,), key=key)
+    return mx.vmap(lambda own: mx.random.uniform(shape=(), key=own))(key)
 
 
 def draw_or_accept(logits: mx.array, guess: mx.array, drawn_from: mx.array, key: mx.array) -> mx.array:

@@ -19,8 +19,13 @@ def softmax(logits: mx.array) -> mx.array:
 
 def log_softmax(logits: mx.array) -> mx.array:
     """Log-probabilities (natural logarithm) from logits: float32 [..., V] -> [..., V]."""
-    shifted = logits - mx.max(logits, axis=-1, keepdims=True)
-    return shifted - mx.log(total(mx.exp(shifted)))
+    return logits - log_total(logits)
+
+
+def log_total(logits: mx.array) -> mx.array:
+    """The logarithm of the sum of exponentials, so that logits minus it are log-probabilities: [..., V] -> [..., 1]."""
+    highest = mx.max(logits, axis=-1, keepdims=True)
+    return highest + mx.log(total(mx.exp(logits - highest)))
 
 
 def total(x: mx.array) -> mx.array:

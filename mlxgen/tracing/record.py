@@ -158,9 +158,8 @@ class TracedStep:
     context_length: tokens in the context when the token is chosen. processed: how many of them went through the network
     in this step: the whole prompt in the first step, then one. entropy, rule_entropy: of the distribution before and
     after the rules, in bits. key: the step's random key, two 32-bit words. random: the number between 0 and 1 drawn
-    with it, see Chosen. Both are None for greedy decoding; random is also None if this version of MLX draws in a
-    different way. text: the text that this token completes. total_logprob: the sum of the chosen tokens' logprobs so
-    far; its exponential is the probability of the text.
+    with it, see Chosen. Both are None for greedy decoding. text: the text that this token completes. total_logprob: the
+    sum of the chosen tokens' logprobs so far; its exponential is the probability of the text.
     """
 
     index: int

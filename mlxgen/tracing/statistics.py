@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from mlxgen.sampling.samplers import draw
+from mlxgen.sampling.samplers import draw_numbers
 from mlxgen.text.detokenizer import byte_alphabet, piece_bytes
 from mlxgen.text.tokenizer import Tokenizer
 from mlxgen.tracing.record import Rest, Token
@@ -16,8 +14,6 @@ from mlxgen.tracing.record import Rest, Token
 Vector = npt.NDArray[np.float64]  # one number for each token of the vocabulary
 
 BANDS = 24  # groups of the rest, enough for its probability to within about 1e-4 at any usual temperature
-PROBES, PROBED = 8, 100  # how many draws, from how many tokens, to find out how MLX draws
-ROUNDING = 1e-4  # MLX sums probabilities in float32
 _ALPHABET = byte_alphabet()
 
 
@@ -37,31 +33,8 @@ def rest_of(adjusted: Vector, p: Vector, rule_p: Vector, top: list[int]) -> Rest
 
 
 def random_number(key: mx.array | None) -> float | None:
-    """The random number that decided the draw, see `Chosen.interval`.
-
-    None for greedy decoding, and for a version of MLX that draws in a different way.
-    """
-    if key is None or not draws_along_a_line(str(mx.default_device())):
-        return None
-    return _uniform(key)
-
-
-@cache
-def draws_along_a_line(device: str) -> bool:
-    """Whether MLX draws the token whose interval contains the key's random number, tested on a few draws."""
-    logits = mx.sin(mx.arange(PROBED, dtype=mx.float32))[None]
-    p = softmax(to_float64(logits))
-    ends = np.cumsum(p)
-    for seed in range(PROBES):
-        key = mx.random.key(seed)
-        token, number = int(np.array(draw(logits, key))[0]), _uniform(key)
-        if not ends[token] - p[token] - ROUNDING <= number <= ends[token] + ROUNDING:
-            return False
-    return True
-
-
-def _uniform(key: mx.array) -> float:
-    return float(np.array(mx.random.uniform(shape=(), key=key)))
+    """The random number in [0, 1) that decided the draw, see `Chosen.interval`; None for greedy decoding."""
+    return None if key is None else float(np.array(draw_numbers(key, 1))[0])
 
 
 def traced_token(tokenizer: Tokenizer, token: int) -> Token:

@@ -6,13 +6,16 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 import pytest
 
 import mlxgen
 from mlxgen import device
 from mlxgen.errors import ContextError, NumericError, OptionError
 from mlxgen.generation.batching import Failure, fitting_batch_size, outcomes
-from mlxgen.generation.context import Context
+from mlxgen.network.batch_cache import BatchCache
+from mlxgen.network.decoder import GPT2
+from mlxgen.sampling.chooser import Chooser
 
 from ..support import oracles
 from ..support.models import tiny_gpt2
@@ -106,11 +109,17 @@ def test_prompts_are_read_only_as_rows_become_free(model: mlxgen.Model) -> None:
 def test_samples_share_the_prefill_and_have_the_seeds_of_generate(
     model: mlxgen.Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls = []
-    prefill = Context.prefill
-    monkeypatch.setattr(Context, "prefill", lambda *given: (calls.append(1), prefill(*given))[1])
+    prompts = []
+    hidden = GPT2.hidden
+
+    def watched(self: Any, ids: Any, cache: Any = None) -> Any:
+        if ids.shape[1] > 1:
+            prompts.append(ids.tolist())
+        return hidden(self, ids, cache)
+
+    monkeypatch.setattr(GPT2, "hidden", watched)
     answers = list(mlxgen.batch(model, ["the king"], num_samples=5, seed=9, max_tokens=6, batch_size=2, ordered=True))
-    assert len(calls) == 1
+    assert prompts == [[model.tokenizer.encode("the king")]]
     monkeypatch.undo()
     from mlxgen.generation.request import sample_seeds
 
@@ -210,7 +219,7 @@ def test_memory_stays_flat_where_no_step_is_needed(model: mlxgen.Model, length: 
         if answer.index % 10 == 9:
             held.append(mx.get_active_memory())
     row = model.config.cache_bytes_per_token(4) * N_POSITIONS
-    assert len(held) == 10 and max(held) - min(held) < 10 * row
+    assert len(held) == 10 and min(held[5:]) - min(held[:5]) < row
 
 
 def test_the_peak_of_memory_is_that_of_the_whole_batch(model: mlxgen.Model, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,3 +231,58 @@ def test_the_peak_of_memory_is_that_of_the_whole_batch(model: mlxgen.Model, monk
     assert peaks == sorted(peaks)
     mlxgen.generate(model, "a", max_tokens=2)
     assert len(resets) == 2
+
+
+@pytest.mark.parametrize(
+    "rules", [{"temperature": 0}, {"seed": 7}, {"seed": 7, "repetition_penalty": 1.3, "logprobs": 2}]
+)
+def test_rows_with_the_same_rules_share_one_choice_and_get_what_they_get_alone(
+    model: mlxgen.Model, monkeypatch: pytest.MonkeyPatch, rules: dict[str, Any]
+) -> None:
+    rows: list[int] = []
+    choose = Chooser.__call__
+    monkeypatch.setattr(
+        Chooser, "__call__", lambda self, logits, *guess: (rows.append(len(logits)), choose(self, logits, *guess))[1]
+    )
+    options = {"max_tokens": 8, "ignore_eos": True, **rules}
+    together = list(mlxgen.batch(model, PROMPTS, batch_size=len(PROMPTS), ordered=True, overflow="slide", **options))
+    assert max(rows) == len(PROMPTS) and rows.count(1) <= 8  # those of rows that slide by themselves
+    monkeypatch.undo()
+    for prompt, answer in zip(PROMPTS, together, strict=True):
+        alone = mlxgen.generate(model, prompt, overflow="slide", **options)
+        assert answer.tokens == alone.tokens and answer.text == alone.text
+        np.testing.assert_allclose(answer.logprobs, alone.logprobs, atol=1e-5)
+
+
+def test_a_shared_beginning_is_processed_once(model: mlxgen.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes = []
+    hidden = GPT2.hidden
+
+    def watched(self: Any, ids: Any, cache: Any = None) -> Any:
+        shapes.append(tuple(ids.shape))
+        return hidden(self, ids, cache)
+
+    beginning = list(range(1, 11))
+    prompts = [[*beginning, 20], [*beginning, 30, 31], [*beginning, 40, 41, 42]]
+    alone = [mlxgen.generate(model, prompt, temperature=0, max_tokens=4).tokens for prompt in prompts]
+    monkeypatch.setattr(GPT2, "hidden", watched)
+    together = [answer.tokens for answer in mlxgen.batch(model, prompts, temperature=0, max_tokens=4, ordered=True)]
+    assert together == alone
+    assert shapes[:2] == [(1, 10), (3, 3)]
+
+
+def test_a_finished_row_makes_room_without_moving_others(model: mlxgen.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    moves: list[tuple[int, int]] = []
+    close = BatchCache.close_gaps
+
+    def watched(self: BatchCache) -> list[tuple[int, int]]:
+        found = close(self)
+        moves.extend(found)
+        return found
+
+    monkeypatch.setattr(BatchCache, "close_gaps", watched)
+    prompts = [mlxgen.Prompt([1, 2, n + 3], max_tokens=2 + n % 3, temperature=0, ignore_eos=True) for n in range(12)]
+    answers = list(mlxgen.batch(model, prompts, batch_size=4, ordered=True))
+    assert len(moves) <= 3  # only at the end, when no prompt takes the place of a finished one
+    for prompt, answer in zip(prompts, answers, strict=True):
+        assert answer.tokens == mlxgen.generate(model, prompt.prompt, **prompt.options).tokens

@@ -18,6 +18,7 @@ from mlxgen.generation.answer import generate, stream
 from mlxgen.generation.batching import batch
 from mlxgen.generation.session import Session
 from mlxgen.model import Model
+from mlxgen.sampling.chooser import Choice
 
 from ..support import oracles
 
@@ -384,19 +385,19 @@ def test_all_errors_are_one_family():
 def test_the_device_has_the_next_step_before_python_waits_for_the_last(model, monkeypatch):
     """The double-buffered loop; with lookahead too, as long as it has nothing to guess."""
     sent, waits = [], []
-    send, wait = mx.async_eval, loop._read
+    send, wait = mx.async_eval, Choice.read
 
     def sending(*arrays):
         if len(arrays) > 1:  # the prefill sends the cache alone
             sent.append(arrays)
         send(*arrays)
 
-    def waiting(choice, index):
-        waits.append(len(sent) - index)  # steps sent and not yet read
-        return wait(choice, index)
+    def waiting(choice):
+        waits.append(len(sent) - len(waits))  # steps sent and not yet read
+        return wait(choice)
 
     monkeypatch.setattr(mx, "async_eval", sending)
-    monkeypatch.setattr(loop, "_read", waiting)
+    monkeypatch.setattr(Choice, "read", waiting)
     for guesses in ({}, {"lookahead": True}):
         sent.clear()
         waits.clear()

@@ -65,7 +65,7 @@ def test_logprobs_are_the_models_own_whatever_the_rules():
     expected = oracles.log_softmax(np.array(logits, dtype=np.float64))[0]
     assert choice.token.item() == 1
     assert choice.logprob.item() == pytest.approx(expected[1], abs=1e-6)
-    ids, logprobs, ruled = choice.top
+    ids, logprobs, ruled = (column[0] for column in choice.top)
     assert ids.tolist() == [0, 1, 2, 3]  # by the model's own ranking, and no more than the vocabulary
     np.testing.assert_allclose(np.array(logprobs), expected, atol=1e-6)
     assert ruled.tolist() == [0.0, 1.0, 0.0, 0.0]

@@ -11,13 +11,11 @@ from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
-import mlx.core as mx
 import numpy as np
 import pytest
 
 import mlxgen
 from mlxgen.tracing.record import Trace
-from mlxgen.tracing.statistics import draws_along_a_line
 
 from ..support import oracles
 from ..support.models import tiny_gpt2
@@ -112,22 +110,6 @@ def test_the_random_number_falls_on_the_chosen_token(model: mlxgen.Model) -> Non
         assert step.chosen.interval[1] == pytest.approx(end, abs=1e-6)
     assert len({step.random for step in trace.steps}) == 40
     assert all(step.random is None and step.key is None for step in traced(model, temperature=0).steps)
-
-
-def test_no_random_number_is_told_where_mlx_draws_in_another_way(
-    model: mlxgen.Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def gumbel(logits: mx.array, key: mx.array) -> mx.array:
-        return mx.argmax(logits + mx.random.gumbel(logits.shape, key=key), axis=-1)
-
-    draws_along_a_line.cache_clear()
-    monkeypatch.setattr(mx.random, "categorical", gumbel)
-    try:
-        steps = traced(model, steps=20, temperature=0.1).steps  # likely tokens, whose part of the line is long
-        assert max(step.chosen.rule_probability for step in steps) > 0.5
-        assert all(step.random is None and step.key is not None for step in steps)
-    finally:
-        draws_along_a_line.cache_clear()
 
 
 def test_the_rest_as_one_mass_stands_for_its_tokens_at_any_temperature(model: mlxgen.Model) -> None:
