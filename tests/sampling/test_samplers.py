@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import mlxgen
 from mlxgen.errors import OptionError
+from mlxgen.sampling import samplers
 from mlxgen.sampling.chooser import token_counts
 from mlxgen.sampling.samplers import (
     Sampling,
@@ -264,3 +265,23 @@ def test_the_largest_and_smallest_right_options_are_taken():
     Sampling(temperature=0, top_k=1, top_p=1, min_p=1, repetition_penalty=1e-3, logit_bias={0: -math.inf, 5: 3})
     Sampling(temperature=100, top_k=10**9, top_p=1e-9, min_p=0, presence_penalty=-2, frequency_penalty=2)
     assert mx.array_equal(apply_top_k(mx.array([[1.0, 2.0]]), 10**9), mx.array([[1.0, 2.0]]))
+
+
+def test_a_draw_never_returns_a_token_that_was_cut(monkeypatch):
+    """Also where the device's sums give a cut token a width, or the number lies past the last end."""
+    logits = mx.array([[-math.inf, 1.0, -math.inf, 0.0, -math.inf]])
+    for number in (0.0, 0.5, 0.9999999, 1.0):
+        monkeypatch.setattr(samplers, "draw_numbers", lambda key, rows, number=number: mx.full((rows,), number))
+        assert draw(logits, mx.random.key(0)).item() in (1, 3)
+    uneven = lambda weights: mx.array([[0.0, 1e-3, 0.7, 0.6, 0.9]])  # noqa: E731
+    monkeypatch.setattr(samplers, "total_before", uneven)
+    for number in np.linspace(0, 1, 101):
+        monkeypatch.setattr(samplers, "draw_numbers", lambda key, rows, number=number: mx.full((rows,), float(number)))
+        assert draw(logits, mx.random.key(0)).item() in (1, 3)
+
+
+def test_each_row_of_a_draw_depends_on_its_own_key_alone():
+    logits = mx.random.normal((5, 300), key=mx.random.key(1))
+    keys = mx.stack([mx.random.key(seed) for seed in range(5)])
+    alone = [draw(logits[at : at + 1], keys[at]).item() for at in range(5)]
+    assert draw(logits, keys).tolist() == alone
