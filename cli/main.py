@@ -12,8 +12,8 @@ from typing import Any
 import click
 
 from mlxgen import __version__
-from mlxgen.cli.output import escaped, say
-from mlxgen.errors import MlxgenError, OptionError
+from mlxgen.cli.output import escaped, in_words, print_traceback
+from mlxgen.errors import OptionError
 
 # Each is a function in the module of its name in mlxgen.cli.commands. The list of them in --help imports none.
 COMMANDS = {
@@ -72,7 +72,7 @@ class OneLineError(click.ClickException):
     """An error as click reports it, on one line. The exit status is 1."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(escaped(" ".join(message.split())))
+        super().__init__(escaped(message))
 
 
 class WrongUse(OneLineError):
@@ -100,26 +100,14 @@ def errors_as_one_line() -> Iterator[None]:
         _drop_output()
         raise click.exceptions.Exit(0) from None
     except Exception as error:
-        if os.environ.get("MLXGEN_DEBUG", "") not in ("", "0"):
-            import traceback
-
-            say(traceback.format_exc().rstrip("\n"))
+        print_traceback()
         raise _one_line(error) from None
 
 
 def _one_line(error: Exception) -> OneLineError:
-    """An expected error in its own words; any other with its type and a hint at MLXGEN_DEBUG."""
-    if isinstance(error, OptionError):
-        return WrongUse(str(error))
-    if isinstance(error, MlxgenError):
-        return OneLineError(str(error))
-    if isinstance(error, OSError) and error.strerror:
-        if sys.stdout is not None and error.filename is None:
-            _drop_output()  # a full disk behind standard output would fail again at exit
-        what = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    else:
-        what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return OneLineError(f"{what} (MLXGEN_DEBUG=1 shows where)")
+    if isinstance(error, OSError) and error.strerror and error.filename is None and sys.stdout is not None:
+        _drop_output()  # a full disk behind standard output would fail again at exit
+    return (WrongUse if isinstance(error, OptionError) else OneLineError)(in_words(error))
 
 
 def _drop_output() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -66,6 +67,25 @@ def json_text(value: Any, *, ascii_only: bool = False) -> str:
 def say(text: str, *, dim: bool = False) -> None:
     """Print a line to standard error, with control characters escaped."""
     click.echo(click.style(escaped(text), dim=True) if dim else escaped(text), err=True)
+
+
+def in_words(error: Exception) -> str:
+    """An error on one line: mlxgen's errors in their own words, any other with a hint at MLXGEN_DEBUG."""
+    if isinstance(error, MlxgenError):
+        return " ".join(str(error).split())
+    if isinstance(error, OSError) and error.strerror:
+        what = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    else:
+        what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return f"{' '.join(what.split())} (MLXGEN_DEBUG=1 shows where)"
+
+
+def print_traceback() -> None:
+    """Print where the present exception was raised, with MLXGEN_DEBUG=1."""
+    if os.environ.get("MLXGEN_DEBUG", "") not in ("", "0"):
+        import traceback
+
+        say(traceback.format_exc().rstrip("\n"))
 
 
 def stdout_is_terminal() -> bool:

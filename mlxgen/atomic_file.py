@@ -42,7 +42,8 @@ def replacing_file(path: str | Path) -> Iterator[Path]:
             os.fsync(written.fileno())  # before the rename, or a power cut could leave an empty file
         part.replace(path)
     finally:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):  # such as a file system that has become read-only: the block's own error is the cause
+            part.unlink(missing_ok=True)
         os.close(descriptor)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from mlxgen.errors import ModelError, reason_of
 from mlxgen.lfs_pointer import check_not_pointer
+from mlxgen.regular_file import open_regular
 
 MAX_BYTES = 8 << 20
 
@@ -15,7 +16,7 @@ MAX_BYTES = 8 << 20
 def read_json(path: Path, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
     """Read a file that contains one JSON object, of at most ``max_bytes``. Raises ModelError."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             data = file.read(max_bytes + 1)
     except OSError as error:
         raise ModelError(f"{path}: cannot be read ({reason_of(error)})") from None

@@ -16,6 +16,7 @@ from typing import Any
 
 from mlxgen.dtypes import BY_TAG
 from mlxgen.errors import MlxgenError, printable
+from mlxgen.regular_file import open_regular
 
 MAX_BYTES = 32 << 20
 MAX_BRACES = 100_000  # each tensor has one, and so has each object in a session's notes
@@ -51,7 +52,7 @@ def read_header(file: Path) -> Header:
 
     The tensors must fill the data without gaps or overlaps, as the safetensors library requires.
     """
-    with file.open("rb") as stream:
+    with open_regular(file) as stream:
         size = stream.seek(0, 2)
         stream.seek(0)
         length = int.from_bytes(stream.read(8), "little")

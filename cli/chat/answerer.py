@@ -9,7 +9,7 @@ from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from mlxgen.cli.output import say, say_statistics, write, write_json
+from mlxgen.cli.output import in_words, say, say_statistics, write, write_json
 from mlxgen.cli.progress import prefill_bar
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from mlxgen.generation.session import Session
 
 
-class Stopped(Exception):
+class Stopped(BaseException):
     """Ctrl-C during prefill."""
 
 
@@ -69,9 +69,9 @@ class Answerer:
     def report_error(self, number: int, line: str, error: Exception) -> None:
         """Say why a line of standard input got no answer."""
         if self.as_json:
-            write_json({"line": number, "user": line, "error": str(error)})
+            write_json({"line": number, "user": line, "error": in_words(error)})
         else:
-            say(f"Error: line {number}: {' '.join(str(error).split())}")
+            say(f"Error: line {number}: {in_words(error)}")
 
     def note(self, text: str) -> None:
         """Print a dim line to standard error, if there are notes."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from prompt_toolkit import PromptSession
@@ -79,7 +80,15 @@ def _history(path: Path | None) -> History:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
     except OSError:
         return InMemoryHistory()
-    return FileHistory(str(path))
+    return _KeptHistory(str(path))
+
+
+class _KeptHistory(FileHistory):
+    """A history that goes on in memory where the file can no longer be written."""
+
+    def store_string(self, string: str) -> None:
+        with suppress(OSError):
+            super().store_string(string)
 
 
 def _keys() -> KeyBindings:

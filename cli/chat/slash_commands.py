@@ -161,7 +161,10 @@ def _value(setting: Setting, text: str) -> Any:
 def _file(rest: str, command: str) -> Path:
     if not rest:
         raise OptionError(f"/{command} needs a file name")
-    return Path(rest).expanduser()
+    try:
+        return Path(rest).expanduser()
+    except RuntimeError:
+        raise OptionError(f"{rest}: there is no such user") from None
 
 
 def _short(text: str) -> str:

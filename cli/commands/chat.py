@@ -21,7 +21,7 @@ from mlxgen.cli.options import (
     open_model,
     output_options,
 )
-from mlxgen.cli.output import chatty, say
+from mlxgen.cli.output import chatty, in_words, print_traceback, say
 from mlxgen.cli.prompt import Utf8Text
 from mlxgen.cli.settings import CHAT_SETTINGS
 from mlxgen.errors import MlxgenError
@@ -105,15 +105,15 @@ def chat(ctx: click.Context, /, **given: Any) -> None:
     history = Path(given["history"]).expanduser() if given["history"] else default_history()
     ask = input_line(COMMANDS, CHAT_SETTINGS, history)
     answerer.note(_greeting(conversation))
+    commands = Commands(conversation, answerer, ask)
     while True:
         try:
-            _turn(conversation, answerer, Commands(conversation, answerer, ask), ask(""))
+            if error := _attempt(conversation, answerer, commands, ask("")):
+                say(f"Error: {in_words(error)}")
         except KeyboardInterrupt:  # at the input line: the line is dropped
             answerer.note("(Ctrl-D or /exit quits)")
         except EOFError:
             return
-        except MlxgenError as error:
-            say(f"Error: {error}")
 
 
 def _all_lines(conversation: Conversation, answerer: Answerer) -> bool:
@@ -121,14 +121,32 @@ def _all_lines(conversation: Conversation, answerer: Answerer) -> bool:
     from mlxgen.cli.chat.slash_commands import Commands
 
     good = True
+    commands = Commands(conversation, answerer)
     with suppress(EOFError):
         for number, line in _lines():
-            try:
-                _turn(conversation, answerer, Commands(conversation, answerer), line)
-            except MlxgenError as error:
+            if error := _attempt(conversation, answerer, commands, line):
                 good = False
                 answerer.report_error(number, line, error)
     return good
+
+
+def _attempt(conversation: Conversation, answerer: Answerer, commands: Commands, line: str) -> Exception | None:
+    """Run one input like `_turn`. Whatever is wrong with it is returned, since no input may end the conversation.
+
+    Raises EOFError to quit, and OSError if the output cannot be written.
+    """
+    try:
+        _turn(conversation, answerer, commands, line)
+    except EOFError:
+        raise
+    except MlxgenError as error:
+        return error
+    except Exception as error:
+        if isinstance(error, OSError) and error.filename is None:
+            raise
+        print_traceback()
+        return error
+    return None
 
 
 def _turn(conversation: Conversation, answerer: Answerer, commands: Commands, line: str) -> None:

@@ -6,15 +6,17 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from mlxgen.chat.templates import Message, Template, TemplateError, choose_template
-from mlxgen.errors import MlxgenError, OptionError, reason_of
+from mlxgen.errors import OptionError, reason_of
 from mlxgen.generation.answer import Answer
 from mlxgen.generation.context import Mark
 from mlxgen.generation.request import Request, check_options, checked_seed
 from mlxgen.generation.results import Step
 from mlxgen.generation.session import Session
 from mlxgen.generation.session_file import SessionFileError, write
+from mlxgen.json_file import describe
 from mlxgen.model import Model, encode_prompt, start_tokens
 
 CONTEXT_TOKENS = 16  # how many tokens before an answer can affect its decoding
@@ -38,6 +40,9 @@ class Turn:
     attempt: int = 0
     answer: str = ""
     finish_reason: str = "interrupted"
+
+
+BLANK = Turn("", 0, 0, 0, "", 0)
 
 
 class Conversation:
@@ -115,19 +120,18 @@ class Conversation:
     def load(self, path: str | Path) -> None:
         """Replace this conversation with a saved one. If this raises SessionFileError, nothing is changed."""
         session, notes = Session.from_file(path, self.session.model)
-        if NOTES not in notes:
+        if not isinstance(notes, dict) or NOTES not in notes:
             raise SessionFileError(f"{path}: it has a session but no conversation; open it with mlxgen.Session.load")
         try:
             chat = notes[NOTES]
-            turns = [Turn(**turn) for turn in chat["turns"]]
-            template, system, seed = (
-                choose_template(session.model, chat["template"]),
-                str(chat["system"]),
-                int(chat["seed"]),
-            )
+            turns = [_checked_turn(turn) for turn in chat["turns"]]
+            template, system = choose_template(session.model, chat["template"]), chat["system"]
+            seed = checked_seed(chat["seed"])
             indices = [index for turn in turns for index in (turn.start, turn.first)]
-            if indices != sorted(indices) or (indices and indices[-1] > len(session.tokens)):
+            if indices != sorted(indices) or (indices and not 0 <= indices[0] <= indices[-1] <= len(session.tokens)):
                 raise ValueError("its turns are out of order")
+            if not isinstance(system, str):
+                raise ValueError("its system text is not text")
         except (KeyError, TypeError, ValueError) as error:
             raise SessionFileError(f"{path}: its conversation is invalid ({reason_of(error)})") from None
         self.session, self.turns, self.template, self.system, self.seed = session, turns, template, system, seed
@@ -149,7 +153,7 @@ class Conversation:
             turn = self._begin(text if self.template.name == "model" else text.rstrip(), attempt)
             self.answer = self._begin_answer(turn)
             return self._steps(turn, self.answer, restore)
-        except MlxgenError:
+        except Exception:  # also one that MLX raises, such as for memory that is not there
             restore()
             raise
 
@@ -189,7 +193,7 @@ class Conversation:
                 yield step
             if turn.finish_reason == "interrupted":  # the context was full, so there was no step
                 turn.finish_reason = "context"
-        except MlxgenError:
+        except Exception:  # also one that MLX raises, such as for memory that is not there
             restore()
             raise
         finally:
@@ -251,6 +255,16 @@ class Conversation:
         first_turn = [turn.start for turn in self.turns[1:2] if turn.start]
         sizes = (*first_turn, system_tokens(session.model, self.template, self.system))
         return next((size for size in sizes if size <= min(quarter, len(session.tokens))), 0)
+
+
+def _checked_turn(entries: Any) -> Turn:
+    """A turn from a file. Raises TypeError or ValueError for anything else."""
+    turn = Turn(**entries)
+    for name, default in asdict(BLANK).items():
+        value = getattr(turn, name)
+        if type(value) is not type(default) or (isinstance(value, int) and value < 0):
+            raise ValueError(f"the {name} of a turn is {describe(value)}")
+    return turn
 
 
 def system_tokens(model: Model, template: Template, system: str) -> int:

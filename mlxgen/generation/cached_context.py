@@ -291,7 +291,10 @@ class CachedContext:
     def _empty_cache(self) -> list[Any]:
         if self._given is not None:
             return list(copy.deepcopy(self._given))
-        return list(make_cache(self.model.config.n_layer, self.options.max_kv_size, self.options.keep))
+        size, keep = self.options.max_kv_size, self.options.keep
+        if size is not None:  # larger than the position table makes no difference
+            size = min(size, max(self.model.config.n_positions, keep + 1))
+        return list(make_cache(self.model.config.n_layer, size, keep))
 
 
 def _trims(layer: Any, n: int) -> bool:

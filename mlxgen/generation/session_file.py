@@ -86,7 +86,7 @@ def read(path: str | Path, model: Model, build: Callable[[ContextState], S]) -> 
     Raises SessionFileError with the reason, also if `build` raises ValueError.
     """
     path = Path(path)
-    if not path.exists():
+    if not os.path.exists(path):  # unlike Path.exists, it never raises
         path = _with_suffix(path)
     check_not_pointer(path)
     try:
@@ -98,7 +98,7 @@ def read(path: str | Path, model: Model, build: Callable[[ContextState], S]) -> 
         mx.eval(arrays)
     except OSError as error:
         raise SessionFileError(f"cannot open the session file {path}: {reason_of(error)}") from None
-    except (HeaderError, RuntimeError) as error:
+    except (HeaderError, RuntimeError, ValueError) as error:
         _refuse(path, f"not a readable session file ({reason_of(error)})")
     try:
         _check_names(path, [*metadata, *arrays])
@@ -233,7 +233,7 @@ def _check_complete(path: Path) -> None:
 def _check_place(path: Path) -> None:
     """Raise SessionFileError if another kind of file, such as weights, would be replaced. Empty files may be."""
     try:
-        if path.is_file() and path.stat().st_size and FIRST_CLASS not in read_header(path).metadata:
+        if os.path.exists(path) and path.stat().st_size and FIRST_CLASS not in read_header(path).metadata:
             raise HeaderError("no prompt cache")
     except OSError as error:
         raise SessionFileError(f"cannot save the session to {path}: {reason_of(error)}") from None
@@ -252,6 +252,8 @@ def _digest(arrays: Mapping[str, mx.array], own: Mapping[str, str]) -> str:
 
 
 def _with_suffix(path: Path) -> Path:
+    if not path.name:
+        _refuse(path, "is a folder; give the name of a file")
     return path if path.suffix == SUFFIX else path.with_name(path.name + SUFFIX)
 
 
