@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 
 from mlxgen.errors import ModelError
+from mlxgen.regular_file import open_regular
 
 BEGINNING = b"version https://git-lfs.github.com/spec/"
 
@@ -13,9 +14,9 @@ BEGINNING = b"version https://git-lfs.github.com/spec/"
 def check_not_pointer(path: Path) -> None:
     """Raise ModelError if the file is only a pointer. A file that cannot be read is left to its reader's errors."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             pointer = file.read(len(BEGINNING)) == BEGINNING
-    except OSError:
+    except (OSError, ValueError):
         return
     if pointer:
         fetch = shlex.join(["git", "-C", str(path.parent), "lfs", "pull"])

@@ -35,7 +35,7 @@ HOUSE = {
                         device
                          blas
   atomic_file | json_file | dtypes safetensors_header | forked_process
-                 installation lfs_pointer
+              installation | lfs_pointer regular_file
                          errors
     """,
     "mlxgen.weights": """

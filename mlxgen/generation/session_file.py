@@ -101,13 +101,14 @@ def read(path: str | Path, model: Model, build: Callable[[ContextState], S]) -> 
     except (HeaderError, RuntimeError, ValueError) as error:
         _refuse(path, f"not a readable session file ({reason_of(error)})")
     try:
-        _check_names(path, [*metadata, *arrays])
+        most = len(metadata) + len(arrays)
+        _check_names(path, [*metadata, *arrays], most)
         entries = tree_unflatten(list(metadata.items()))
         own, classes, scalars = entries[:3] if entries and isinstance(entries, list) else [{}] * 3
         if not classes:
             _refuse(path, "it is not a session file: it has no prompt cache")
         scalars = list(scalars)[1:]
-        _check_names(path, [name for name, _ in scalars])
+        _check_names(path, [name for name, _ in scalars], most)
         states = _states(arrays, scalars)
         if "mlxgen" in own:
             _check_own(path, model, arrays, own)
@@ -118,13 +119,13 @@ def read(path: str | Path, model: Model, build: Callable[[ContextState], S]) -> 
         _refuse(path, f"its entries are not a valid session ({reason_of(error)})")
 
 
-def _check_names(path: Path, names: Sequence[str]) -> None:
-    """Refuse names such as "1.99999999", of which tree_unflatten would make a list of that length."""
+def _check_names(path: Path, names: Sequence[str], most: int) -> None:
+    """Refuse names such as "1.99999999", of which tree_unflatten would make a list longer than `most`."""
     for name in names:
         parts = name.split(".")
         if len(parts) > MOST_PARTS or any(len(part) > 9 and part[:1].isdecimal() for part in parts):
             _refuse(path, f"its entry {printable(name)} is not one of a session")
-        if any(part.isdecimal() and int(part) > len(names) for part in parts):
+        if any(part.isdecimal() and int(part) > most for part in parts):
             _refuse(path, f"its entry {printable(name)} is not one of a session")
 
 
@@ -233,7 +234,9 @@ def _check_complete(path: Path) -> None:
 def _check_place(path: Path) -> None:
     """Raise SessionFileError if another kind of file, such as weights, would be replaced. Empty files may be."""
     try:
-        if os.path.exists(path) and path.stat().st_size and FIRST_CLASS not in read_header(path).metadata:
+        if os.path.exists(path) and not os.path.isdir(path) and not os.path.isfile(path):
+            _refuse(path, "is a pipe or a device, not a file")
+        if path.is_file() and path.stat().st_size and FIRST_CLASS not in read_header(path).metadata:
             raise HeaderError("no prompt cache")
     except OSError as error:
         raise SessionFileError(f"cannot save the session to {path}: {reason_of(error)}") from None

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 
 import mlx.core as mx
 import pytest
@@ -10,6 +11,7 @@ from mlxgen import load
 from mlxgen.chat.conversation import Conversation
 from mlxgen.chat.templates import choose_template
 from mlxgen.errors import MlxgenError, OptionError
+from mlxgen.generation import session_file
 from mlxgen.generation.request import check_options
 from mlxgen.generation.session import Session
 from mlxgen.generation.session_file import SessionFileError
@@ -208,3 +210,57 @@ def test_a_saved_talk_goes_on_as_if_it_had_never_stopped(model, chatml, tmp_path
     assert len(talk.turns) == 2
     # The same weights with another tokenizer setting: what was computed is the same.
     conversation(chatml).load(path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"turns": [{"answer": None}]},
+        {"turns": [{"answer": 5}]},
+        {"turns": [{"start": -1}]},
+        {"turns": [{"processed": True}]},
+        {"turns": [{"first": 10**6}]},
+        {"turns": [{"text": ["a"]}]},
+        {"turns": [{"seed": 1.5}]},
+        {"turns": [{"unknown": 1}]},
+        {"turns": [None]},
+        {"turns": 5},
+        {"turns": None},
+        {"template": ["plain"]},
+        {"template": None},
+        {"system": 3},
+        {"seed": "7"},
+        {"seed": -1},
+    ],
+)
+def test_a_crafted_conversation_is_refused_and_nothing_changes(model, tmp_path, change):
+    talk = conversation(model)
+    said(talk.say("One"))
+    turn = asdict(talk.turns[0])
+    good = {"template": "story", "system": "", "seed": 1, "turns": [turn]}
+    bad = good | change
+    if isinstance(change.get("turns"), list):
+        bad["turns"] = [turn | entries if entries else entries for entries in change["turns"]]
+    talk.load(session_file.write(talk.session.state, model, tmp_path / "good", {"chat": good}))
+    before = [replace(one) for one in talk.turns]
+    with pytest.raises(SessionFileError, match="conversation") as caught:
+        talk.load(session_file.write(talk.session.state, model, tmp_path / "bad", {"chat": bad}))
+    assert str(caught.value).isprintable()
+    assert talk.turns == before and said(talk.say("Two"))
+
+
+def test_an_error_of_a_library_leaves_the_conversation_as_it_was(model):
+    talk = conversation(model)
+    said(talk.say("One"))
+    before, tokens = [replace(turn) for turn in talk.turns], list(talk.session.tokens)
+
+    def fail(tokens, logits):
+        raise RuntimeError("[malloc] Unable to allocate")
+
+    asked, talk.request = talk.request, talk.request.changed(logits_processors=[fail])
+    for begin in (lambda: talk.say("Two"), talk.retry, lambda: talk.edit("Two")):
+        with pytest.raises(RuntimeError):
+            said(begin())
+        assert talk.turns == before and talk.session.tokens == tokens
+    talk.request = asked
+    assert said(talk.say("Two"))

@@ -1,12 +1,16 @@
 """`mlxgen chat` without a terminal: lines in, answers out."""
 
 import json
+import os
+import shutil
 from pathlib import Path
 
 import pytest
 from click.testing import Result
 
 from mlxgen import load
+from mlxgen.cli.chat import input_line
+from mlxgen.cli.chat.slash_commands import COMMANDS
 from mlxgen.generation.session import Session
 from mlxgen.model import Model
 
@@ -82,6 +86,58 @@ def test_a_refused_line_does_not_end_the_run(folder):
     plain = chat(folder, lines, "--overflow", "stop")
     assert plain.exit_code == 1 and len(plain.stderr.splitlines()) == 3
     assert plain.stdout.splitlines() == [answer["text"] for answer in (first, last)]
+
+
+def test_no_input_ends_the_conversation(folder, tmp_path):
+    (tmp_path / "file").write_text("x")
+    os.mkfifo(tmp_path / "pipe.safetensors")
+    names = [
+        f"{tmp_path}/file/below",
+        f"{tmp_path}/file",
+        f"{tmp_path}/pipe.safetensors",
+        "/proc/talk",
+        "/dev/null",
+        "/",
+        ".",
+        "~nobody-here/talk",
+        "x" * 300,
+        "a\0b",
+    ]
+    inputs = [f"/{command} {name}" for name in names for command in ("save", "load")]
+    inputs.remove(f"/save {tmp_path}/file")  # which saves to file.safetensors
+    inputs.remove("/save /dev/null")
+    inputs += ["/set top_k=" + "9" * 5000, "/set seed=1e400", "/set =", "/set temperature=nan", "/" + "x" * 10_000]
+    ran = chat(folder, "\n".join(["hi", *inputs, "bye"]) + "\n", "--json")
+    assert ran.exit_code == 1 and ran.stderr == "", ran.stderr
+    first, *refused, last = [json.loads(line) for line in ran.stdout.splitlines()]
+    assert [entry["line"] for entry in refused] == [*range(2, 2 + len(inputs))]
+    assert all(entry["error"] and "\n" not in entry["error"] for entry in refused)
+    assert (first["turn"], last["turn"], last["user"]) == (1, 2, "bye")
+
+
+def test_an_unforeseen_error_does_not_end_the_conversation(folder, monkeypatch):
+    def broken(*args):
+        raise RuntimeError("[malloc] Unable to allocate 9 bytes.\nTraceback")
+
+    monkeypatch.setattr("mlxgen.cli.chat.slash_commands.Commands.stats", broken)
+    monkeypatch.setitem(COMMANDS, "/stats", (broken, ""))
+    ran = chat(folder, "hi\n/stats\nbye\n")
+    assert ran.exit_code == 1 and len(ran.stdout.splitlines()) == 2
+    assert ran.stderr.startswith("Error: line 2: RuntimeError: [malloc] Unable") and ran.stderr.count("\n") == 1
+
+
+def test_a_rotating_cache_of_any_size_can_be_saved(folder, model, tmp_path):
+    path = tmp_path / "talk.safetensors"
+    ran = chat(folder, f"hello\n/save {path}\n/load {path}\nbye\n", "--max-kv-size", "9" * 30)
+    assert ran.exit_code == 0, ran.output
+    assert ran.stdout == chat(folder, "hello\nbye\n").stdout
+
+
+def test_the_history_goes_on_in_memory_where_its_file_cannot_be_written(tmp_path):
+    history = input_line._history(tmp_path / "state" / "history")
+    shutil.rmtree(tmp_path / "state")
+    history.append_string("hello")
+    assert history.get_strings() == ["hello"]
 
 
 @pytest.mark.parametrize(
