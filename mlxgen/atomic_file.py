@@ -41,6 +41,10 @@ def replacing_file(path: str | Path) -> Iterator[Path]:
         with part.open("rb") as written:
             os.fsync(written.fileno())  # before the rename, or a power cut could leave an empty file
         part.replace(path)
+    except OSError as error:
+        if error.filename is None:  # a full disk does not say where it is
+            error.filename = str(path)
+        raise
     finally:
         with suppress(OSError):  # such as a file system that has become read-only: the block's own error is the cause
             part.unlink(missing_ok=True)

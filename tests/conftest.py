@@ -25,6 +25,10 @@ settings.register_profile(
 settings.load_profile("mlxgen")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--runslow", action="store_true", help="run thousands of damaged files instead of hundreds")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     # transformers 5.24 renames the keyword argument; older ones know only this name
     config.addinivalue_line("filterwarnings", "ignore:.past_key_values:FutureWarning")

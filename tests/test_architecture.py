@@ -34,6 +34,7 @@ HOUSE = {
               network | sampling | text
                         device
                          blas
+                       reading
   atomic_file | json_file | dtypes safetensors_header | forked_process
               installation | lfs_pointer regular_file
                          errors

@@ -17,6 +17,7 @@ from mlxgen.json_file import read_json
 from mlxgen.model import Model
 from mlxgen.network.config import GPT2Config, Quantization, read_config, token_ids
 from mlxgen.network.decoder import GPT2
+from mlxgen.reading import reading
 from mlxgen.text.tokenizer import load_tokenizer
 from mlxgen.weights.files.arrays import tensor_reader
 from mlxgen.weights.hub.locate import naming_hidden_model, resolve, source_of
@@ -33,11 +34,11 @@ def open_model(name: str, *, revision: str | None = None, dtype: str | None = No
     check_process()
     device.compute_dtype(mx.float32, dtype)  # an unknown dtype is refused before anything is downloaded
     folder = resolve(name, revision)
-    with naming_hidden_model(str(name)):
+    with naming_hidden_model(str(name)), reading(folder):
         decoder = open_decoder(folder, dtype=dtype)
         tokenizer = load_tokenizer(folder, n_embeddings=decoder.config.vocab_size)
+        ends = end_tokens(folder, decoder.config, tokenizer.eos_token_id)
     device.lay_out_weights(decoder)
-    ends = end_tokens(folder, decoder.config, tokenizer.eos_token_id)
     return Model(str(name), decoder.config, decoder, tokenizer, ends, source_of(name, revision, folder))
 
 

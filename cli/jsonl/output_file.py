@@ -51,8 +51,12 @@ class OutputFile:
 
     def append(self, entry: Mapping[str, Any]) -> None:
         """Add a result or a failure, on the disk at once."""
-        self._stream.write(json_line(entry))
-        self._stream.flush()
+        try:
+            self._stream.write(json_line(entry))
+            self._stream.flush()
+        except OSError as error:  # a full disk does not say where it is
+            error.filename = str(self._part)
+            raise
 
     def finish(self, asked: Mapping[str | int, tuple[int, str]]) -> None:
         """Write the output in the order of the input. asked: by id, the number of each line and its request."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
-from mlxgen.errors import ModelError, OptionError
+from mlxgen.errors import ModelError, OptionError, reason_of
 from mlxgen.json_file import read_json
 from mlxgen.lfs_pointer import check_not_pointer
 from mlxgen.text.backend import Backend
@@ -94,7 +94,10 @@ class Tokenizer:
             raise OptionError(
                 f"the model's vocabulary has no token for {_named(text, *found)}: leave it out or replace it"
             )
-        ids = self._backend.encode(text)
+        try:
+            ids = self._backend.encode(text)
+        except Exception as error:  # WordPiece without its token for unknown text
+            raise ModelError(f"the tokenizer cannot encode the text ({reason_of(error)})") from error
         if self.n_embeddings is not None and ids and (top := max(ids)) >= self.n_embeddings:
             raise OptionError(
                 f"the text contains {self.token(top)!r} (token {top}), for which the model has no embedding "

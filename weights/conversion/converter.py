@@ -14,6 +14,7 @@ from typing import Any
 from mlxgen.dtypes import BY_NAME
 from mlxgen.errors import MlxgenError, ModelError, reason_of
 from mlxgen.network.config import GPT2Config
+from mlxgen.reading import reading
 from mlxgen.text.tokenizer import Tokenizer, load_tokenizer
 from mlxgen.weights.conversion.card import licence_files, model_card
 from mlxgen.weights.conversion.plan import Warn, is_quantized, plan_tensors
@@ -82,7 +83,7 @@ def convert(
     )
     target = Path(os.path.normpath(target))  # without "..", so that its last part is its name
     check_free(target, force=force)
-    with naming_hidden_model(source):
+    with naming_hidden_model(source), reading(source):
         checkpoint = open_checkpoint(source, revision=revision, config=None if config is None else Path(config))
         _check_not_source(target, checkpoint)
         model_config, layout = _matched(checkpoint)
@@ -93,7 +94,8 @@ def convert(
     n_bytes = sum(tensor.nbytes for tensor in tensors)
     stored_as = main_dtype(tensors).name
     quantization = target_format.quantization or (model_config.quantization if is_quantized(groups) else None)
-    files, tokenizer = choose_tokenizer(checkpoint, model_config.vocab_size, None if vocab is None else str(vocab))
+    with reading(checkpoint.folder if vocab is None else str(vocab)):
+        files, tokenizer = choose_tokenizer(checkpoint, model_config.vocab_size, None if vocab is None else str(vocab))
     for note in (*layout.notes, *mlx_lm_limits(model_config)):
         add_warning(note)
     entries = config_entries(checkpoint.entries, model_config, quantization, stored_as)

@@ -52,6 +52,17 @@ def replacing_folder(target: Path, *, force: bool = False) -> Iterator[Path]:
 
 def check_free(target: Path, *, force: bool) -> None:
     """Raise MlxgenError unless a model may be written to ``target``. Interrupted runs are cleaned up first."""
+    try:
+        str(target).encode()
+        _check_free(target, force=force)
+    except UnicodeEncodeError:
+        raise MlxgenError(f"{str(target)!a}: is not UTF-8; choose another with --output") from None
+    except OSError as error:
+        name = printable(str(target), 200)
+        raise MlxgenError(f"{name}: cannot be used ({reason_of(error)}); choose another with --output") from None
+
+
+def _check_free(target: Path, *, force: bool) -> None:
     current = Path.cwd().resolve()
     if target.resolve() in (current, *current.parents):
         raise MlxgenError(
