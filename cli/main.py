@@ -7,12 +7,13 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from difflib import get_close_matches
 from typing import Any
 
 import click
 
 from mlxgen import __version__
-from mlxgen.cli.output import escaped, in_words, print_traceback
+from mlxgen.cli.output import for_stderr, in_words, print_traceback
 from mlxgen.errors import OptionError
 
 # Each is a function in the module of its name in mlxgen.cli.commands. The list of them in --help imports none.
@@ -52,6 +53,17 @@ class Program(click.Group):
                 option.envvar = [own + "MODEL", "MLXGEN_MODEL"]
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command, as click finds it; the error for an unknown one names a similar one."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            if near := get_close_matches(args[0], COMMANDS, n=1):
+                error.message = f"{error.message.removesuffix('.')} (did you mean {near[0]}?)"
+            raise
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
@@ -72,7 +84,7 @@ class OneLineError(click.ClickException):
     """An error as click reports it, on one line. The exit status is 1."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(escaped(message))
+        super().__init__(_as_shown(message))
 
 
 class WrongUse(OneLineError):
@@ -88,7 +100,7 @@ def errors_as_one_line() -> Iterator[None]:
     try:
         yield
     except click.ClickException as error:  # wrong use
-        error.message = escaped(error.message)  # type: ignore[misc]  # final for subclasses
+        error.message = _as_shown(error.message + _dash_hint(error))  # type: ignore[misc]  # final for subclasses
         raise
     except (click.exceptions.Exit, click.Abort):
         raise
@@ -108,6 +120,20 @@ def _one_line(error: Exception) -> OneLineError:
     if isinstance(error, OSError) and error.strerror and error.filename is None and sys.stdout is not None:
         _drop_output()  # a full disk behind standard output would fail again at exit
     return (WrongUse if isinstance(error, OptionError) else OneLineError)(in_words(error))
+
+
+def _as_shown(message: str) -> str:
+    """The message as it goes to standard error, after "Error: "."""
+    start = "Error: "
+    return for_stderr(start + message).removeprefix(start)
+
+
+def _dash_hint(error: click.ClickException) -> str:
+    """A hint for a prompt that click took for an option."""
+    if not isinstance(error, click.NoSuchOption) or error.possibilities or error.ctx is None:
+        return ""
+    takes_prompt = any(param.name == "prompt" for param in error.ctx.command.params)
+    return ' A prompt that begins with a dash goes after "--", or to standard input.' if takes_prompt else ""
 
 
 def _drop_output() -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mlxgen.cli.wrap import is_plain_terminal, terminal_width, wrapped
 from mlxgen.errors import MlxgenError
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def write(text: str, colour: str | None = None) -> None:
         raise MlxgenError("standard output is closed; redirect it to a file or /dev/null")
     if stdout_is_terminal():
         text = escaped(text)
-        if colour:
+        if colour and not is_plain_terminal():
             text = click.style(text, fg=colour)
     sys.stdout.write(text)
     sys.stdout.flush()
@@ -64,9 +65,16 @@ def json_text(value: Any, *, ascii_only: bool = False) -> str:
     return json.dumps(_finite(value), ensure_ascii=ascii_only, allow_nan=False).translate(JSON_CONTROLS)
 
 
-def say(text: str, *, dim: bool = False) -> None:
-    """Print a line to standard error, with control characters escaped."""
-    click.echo(click.style(escaped(text), dim=True) if dim else escaped(text), err=True)
+def say(text: str, *, dim: bool = False, indent: int = 0) -> None:
+    """Print a line to standard error, escaped. A terminal gets it broken between words, later lines indented."""
+    text = for_stderr(text, indent)
+    click.echo(click.style(text, dim=True) if dim and not is_plain_terminal() else text, err=True)
+
+
+def for_stderr(text: str, indent: int = 0) -> str:
+    """The text as it goes to standard error: escaped, and on a terminal broken between words."""
+    text = escaped(text)
+    return wrapped(text, terminal_width(), indent) if stderr_is_terminal() else text
 
 
 def in_words(error: Exception) -> str:

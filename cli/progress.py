@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mlxgen.cli.output import escaped, say, stderr_is_terminal
+from mlxgen.cli.output import escaped, for_stderr, say, stderr_is_terminal
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -57,7 +57,7 @@ class ProgressBar:
             say(text)
         else:
             progress, _ = self._drawn
-            progress.console.print(escaped(text), soft_wrap=True, markup=False, emoji=False, highlight=False)
+            progress.console.print(for_stderr(text), soft_wrap=True, markup=False, emoji=False, highlight=False)
 
     def stop(self) -> None:
         """Remove the bar and show the cursor again."""

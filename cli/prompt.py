@@ -36,15 +36,24 @@ def read_prompt(argument: str | None) -> str:
         return as_utf8(argument, "the prompt")
     if sys.stdin is None or (sys.stdin.isatty() and argument is None):
         raise click.UsageError('no prompt: give it as an argument ("" for an empty one), or on standard input')
-    text = _decoded(sys.stdin.buffer.read(), "standard input").removesuffix("\n").removesuffix("\r")
-    if not text:
+    return text_of(read_content("-"), "-")
+
+
+def read_content(source: str) -> bytes:
+    """The bytes of a file, or of standard input for "-"."""
+    if source != "-":
+        return Path(source).read_bytes()
+    if sys.stdin is None:
+        raise click.UsageError("no input: standard input is closed")
+    return sys.stdin.buffer.read()
+
+
+def text_of(content: bytes, source: str) -> str:
+    """The text of what was read, without its last line break."""
+    text = _decoded(content, "standard input" if source == "-" else source).removesuffix("\n").removesuffix("\r")
+    if not text and source == "-":
         raise click.UsageError('standard input is empty; for an empty prompt give "" as the argument')
     return text
-
-
-def read_text(source: str) -> str:
-    """The text of a file, or of standard input for "-"."""
-    return read_prompt("-") if source == "-" else _decoded(Path(source).read_bytes(), source)
 
 
 def _decoded(content: bytes, name: str) -> str:

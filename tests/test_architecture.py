@@ -55,6 +55,7 @@ HOUSE = {
                   chat | jsonl | bench
              options progress trace_view
               settings output prompt
+                      wrap
     """,
 }
 PARTS = list(HOUSE)  # each may import those before it

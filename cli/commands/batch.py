@@ -49,9 +49,10 @@ def batch(ctx: click.Context, /, source: str, **given: Any) -> None:
     leaves out.
 
     OUT gets one object per answer with these keys: id (the line's own, or its number), sample (from 0), prompt, text,
-    tokens (ids), finish_reason (stop, length, context), seed (null if greedy), prompt_tokens, generated_tokens,
-    logprobs (with --logprobs), metadata (if the line has it), request (a hash of what was asked). A line that fails
-    gives an object with id, line (its number) and error. The other lines are still answered, and the exit status is 1.
+    tokens (ids, including those of a stop text, which text leaves out), finish_reason (stop, length, context), seed
+    (null if greedy), prompt_tokens, generated_tokens, logprobs (with --logprobs), metadata (if the line has it),
+    request (a hash of what was asked). A line that fails gives an object with id, line (its number) and error. The
+    other lines are still answered, and the exit status is 1.
 
     Each answer is written as soon as it is complete. Run the same command again to resume after an interruption; it
     also retries lines that failed or have changed. With --seed or --greedy the result is the same as without the

@@ -25,7 +25,12 @@ if TYPE_CHECKING:
     type=click.Choice(["float32", "float16", "bfloat16"]),
     help="Type of the weights.  [default: as stored]",
 )
-@click.option("-q", "--quantize", type=click.Choice(["4", "8"]), help="Quantize the weights to 4 or 8 bits.")
+@click.option(
+    "-q",
+    "--quantize",
+    type=click.Choice(["4", "8"]),
+    help="Quantize the weights to 4 or 8 bits. As in mlx_lm.convert, -q is not --quiet here.",
+)
 @click.option(
     "--group-size",
     type=click.Choice(["32", "64", "128"]),
@@ -45,7 +50,7 @@ if TYPE_CHECKING:
 @click.option("--verify", is_flag=True, help="Compare the logits and the perplexity of a text before and after.")
 @click.option("--upload", "repo", metavar="REPO", help="Upload the folder to the hub as REPO (owner/name).")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the summary.")
-@click.option("--quiet", is_flag=True, help="Print no summary and no progress bar.")
+@click.option("--quiet", is_flag=True, help="Print no summary and no progress bar. There is no short form.")
 def convert(
     source: str,
     quantize: str | None,

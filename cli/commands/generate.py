@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from mlxgen.model import Model
 
 FULL_HINT = "Hint: the prompt fills all {:,} positions of the model; use --overflow slide to continue."
+END_HINT = "Hint: the answer ends where the model's {:,} positions are full; --overflow slide continues past them."
+EMPTY_HINT = "Hint: the prompt is empty, so the text begins from the model's start token."
 SPACE_HINT = "Hint: the prompt ends with a space. GPT-2's words begin with theirs, so text continues better without it."
 
 
@@ -60,11 +62,12 @@ def generate(ctx: click.Context, /, prompt: str | None, **given: Any) -> None:
     The answer is written to standard output as it is generated, and ends with a line break. An empty line separates
     samples.
 
-    --json prints one object per sample with these keys: model, prompt, text (without the prompt), tokens (ids),
-    logprobs (natural logarithms, one per token), candidates (with --logprobs; per token a list of objects with
-    token, text, probability, rule_probability, kept), finish_reason (stop, length, context), sample (from 0), seed,
-    prompt_tokens, generated_tokens, prompt_tps and generation_tps (tokens per second), peak_memory (bytes), guesses
-    and accepted (tokens guessed by --lookahead or --draft, and how many of them were right).
+    --json prints one object per sample with these keys: model, prompt, text (without the prompt), tokens (ids,
+    including those of a stop text, which text leaves out), logprobs (natural logarithms, one per token), candidates
+    (with --logprobs; per token a list of objects with token, text, probability, rule_probability, kept), finish_reason
+    (stop, length, context), sample (from 0), seed (null if greedy), prompt_tokens, generated_tokens, prompt_tps and
+    generation_tps (tokens per second), peak_memory (bytes), guesses and accepted (tokens guessed by --lookahead or
+    --draft, and how many of them were right).
 
     --lookahead changes the speed but not the text, and so does --draft for greedy text. For sampled text, --draft
     keeps the distribution, but a seed gives a different text than without it.
@@ -83,17 +86,18 @@ def generate(ctx: click.Context, /, prompt: str | None, **given: Any) -> None:
     seeds = sample_seeds(request.seed, given["num_samples"])
     quiet, as_json = given["quiet"], given["as_json"]
     talk = chatty(given["stats"], quiet)
-    if talk and text.endswith(" "):
-        say(SPACE_HINT)
+    if talk and (not text or text.endswith(" ")):
+        say(SPACE_HINT if text else EMPTY_HINT)
     model = open_model(given)
     request = open_draft(given, request, model).with_prompt(model, text)
     echo = given["echo"] if given["echo"] is not None else stdout_is_terminal()
     request = replace(request, progress=prefill_bar(quiet))
+    hinted = False
     for sample, seed in enumerate(seeds):
         steps = answer(model, replace(request, seed=seed))
         if as_json:
             record = steps.finish()
-            write_json(_entries(model, record, sample))
+            write_json(_entries(model, record, sample, greedy=request.options["temperature"] == 0))
         else:
             write("\n" if sample else "")
             record = _stream(steps, text if echo else "")
@@ -101,6 +105,9 @@ def generate(ctx: click.Context, /, prompt: str | None, **given: Any) -> None:
                 _say_candidates(model, record)
         if record.finish_reason == "context" and not record.tokens and not quiet:
             say(FULL_HINT.format(model.config.n_positions))
+        elif record.finish_reason == "context" and talk and not hinted:
+            say(END_HINT.format(model.config.n_positions))
+            hinted = True
         if talk:
             say_statistics(record)
 
@@ -116,7 +123,7 @@ def _stream(steps: Answer, prompt: str) -> Generation:
     return steps.generation
 
 
-def _entries(model: Model, record: Generation, sample: int) -> dict[str, Any]:
+def _entries(model: Model, record: Generation, sample: int, *, greedy: bool) -> dict[str, Any]:
     return {
         "model": model.name,
         "prompt": record.prompt,
@@ -138,7 +145,7 @@ def _entries(model: Model, record: Generation, sample: int) -> dict[str, Any]:
         ],
         "finish_reason": record.finish_reason,
         "sample": sample,
-        "seed": record.seed,
+        "seed": None if greedy else record.seed,
         "prompt_tokens": len(record.prompt_tokens),
         "generated_tokens": len(record.tokens),
         "prompt_tps": record.prompt_tps,

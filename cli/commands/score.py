@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ import click
 from mlxgen.cli.options import file_options, model_options, open_model, quiet_option
 from mlxgen.cli.output import write, write_json
 from mlxgen.cli.progress import progress_bar
-from mlxgen.cli.prompt import Utf8Text, read_text
+from mlxgen.cli.prompt import Utf8Text, read_content, text_of
 
 if TYPE_CHECKING:
     from mlxgen.model import Model
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 # A token's colour: that of the first line whose probability it reaches.
 COLOURS = ((0.5, "green"), (0.1, "cyan"), (0.01, "yellow"), (0.0, "red"))
 LONG_TEXT = 2_000  # tokens from which a progress bar is worth showing
+JSON_LINE = re.compile(rb'\s*\[?\s*\{\s*"(text|choices|context|id|metadata)"\s*:')  # what a line of JSON may begin with
 JSONL_SUFFIXES = (".jsonl", ".ndjson")
 
 
@@ -44,28 +46,35 @@ JSONL_SUFFIXES = (".jsonl", ".ndjson")
 @file_options
 @quiet_option
 def score(source: str, **given: Any) -> None:
-    """Score the text in FILE, or on standard input without its last line break: log-likelihood (nats), cross-entropy
+    """Score the text in FILE or on standard input, without its last line break: log-likelihood (nats), cross-entropy
     (nats per token), bits per byte, perplexity.
 
     --json prints an object with these keys: model, text, tokens (ids), logprobs (natural logarithms), ranks (1 is the
     model's first choice), n_scored, n_bytes, total, loss, bits_per_byte, perplexity. A first token with nothing before
     it has null.
 
-    With --jsonl, or a FILE named .jsonl or .ndjson, each line is a JSON string, or an object with text and optionally
-    context, id, metadata. An object may have choices, a list of texts, in place of text: each is scored after the
-    context. The result of a text is an object with id, n_scored, n_bytes, total, loss, bits_per_byte, perplexity, and
-    with --per-token also tokens, logprobs, ranks. The result of choices has a list choices of such objects, ranking
-    (their numbers from 0, the most likely first, by total) and ranking_per_byte. Each result has request, a hash of
-    what was asked. OUT is resumed, and shared by mlx.launch, as with `mlxgen batch`.
+    With --jsonl, a FILE named .jsonl or .ndjson, or input that begins with such an object, each line is a JSON string,
+    or an object with text and optionally context, id, metadata. An object may have choices, a list of texts, in place
+    of text: each is scored after the context. The result of a text is an object with id, n_scored, n_bytes, total,
+    loss, bits_per_byte, perplexity, and with --per-token also tokens, logprobs, ranks. The result of choices has a
+    list choices of such objects, ranking (their numbers from 0, the most likely first, by total) and ranking_per_byte.
+    Each result has request, a hash of what was asked. OUT is resumed, and shared by mlx.launch, as with `mlxgen
+    batch`.
     """
     if given["jsonl"] or Path(source).suffix.lower() in JSONL_SUFFIXES:
         from mlxgen.cli.jsonl.score_lines import score_file
 
         score_file(source, given)
+        return
+    content = read_content(source)
+    if JSON_LINE.match(content):
+        from mlxgen.cli.jsonl.score_lines import score_file
+
+        score_file(source, given, content)
     elif given["output"] != "-" or given["overwrite"]:
         raise click.UsageError("-o and --overwrite are for many texts; add --jsonl, or leave them out")
     else:
-        _score_text(read_text(source), given)
+        _score_text(text_of(content, source), given)
 
 
 def _score_text(text: str, given: dict[str, Any]) -> None:

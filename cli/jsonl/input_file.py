@@ -49,18 +49,21 @@ class InputFile:
     """A file of requests.
 
     path: "-" for standard input. format: "jsonl", "text", or "auto", which goes by the file's suffix, or else by the
-    first line. text_key: the entry that a plain text, or a JSON string, stands for.
+    first line. A JSON array in place of JSON lines is read as a whole, and each of its elements is a line. text_key:
+    the entry that a plain text, or a JSON string, stands for. content: what was already read of standard input.
     """
 
     path: str
     format: str
     text_key: str
+    content: bytes | None = None
 
     def lines(self) -> Iterator[InputLine]:
         """The lines in order. Empty ones are skipped, but count in the numbers."""
         form = self._format_by_suffix()
         line_of_id: dict[str | int, int] = {}
-        for number, content in enumerate(self._raw_lines(), start=1):
+        raw_lines = iter(self._raw_lines())
+        for number, content in enumerate(raw_lines, start=1):
             content = content.removesuffix(b"\n").removesuffix(b"\r")
             if number == 1:
                 content = content.removeprefix(b"\xef\xbb\xbf")  # some editors mark UTF-8 with this
@@ -68,6 +71,11 @@ class InputFile:
                 continue
             if form == "auto":
                 form = "jsonl" if content.lstrip()[:1] in (b"{", b'"') else "text"
+            if form == "jsonl" and not line_of_id and content.lstrip()[:1] == b"[":
+                rest = b"".join(raw_lines)
+                for place, element in enumerate(self._elements(content + b"\n" + rest), start=1):
+                    yield self._read(place, json.dumps(element).encode(), form, line_of_id)
+                return
             yield self._read(number, content, form, line_of_id)
 
     def _format_by_suffix(self) -> str:
@@ -76,7 +84,21 @@ class InputFile:
             return self.format
         return "jsonl" if suffix in JSON_SUFFIXES else "text" if suffix == ".txt" else "auto"
 
+    def _elements(self, content: bytes) -> list[Any]:
+        """The elements of a JSON array. Raises OptionError."""
+        try:
+            value = json.loads(content, parse_constant=_no_constant)
+        except (ValueError, RecursionError) as error:
+            reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+            raise OptionError(
+                f"{self.path} begins like a JSON array but is not one ({reason}); give one JSON value on each line"
+            ) from None
+        return list(value)
+
     def _raw_lines(self) -> Iterable[bytes]:
+        if self.content is not None:
+            yield from self.content.splitlines(keepends=True)
+            return
         if self.path == STANDARD:
             yield from sys.stdin.buffer
             return

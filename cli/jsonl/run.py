@@ -46,6 +46,8 @@ class LineResult:
 # Takes the lines, and whether the results must come in their order.
 ProcessLines = Callable[[Iterable[InputLine], bool], Iterator[LineResult]]
 
+SECONDS_BETWEEN_LINES = 10  # of progress, where there is no terminal for a bar
+
 NOT_IN_REQUEST = ("id", "num_samples")  # entries of a line that make no difference to a single result
 
 
@@ -87,10 +89,11 @@ def run_lines(
                     yield replace(line, request=request, done=frozenset(done))
                 n_lines += 1
 
-        talk = chatty(None, quiet) and group.rank == 0
+        launched = group.size > 1  # mlx.launch passes lines on, so there is no terminal for a bar
+        talk = not quiet and group.rank == 0 and (launched or chatty(None, quiet))
         bar = progress_bar("Lines", quiet=not talk or (output == STANDARD and stdout_is_terminal()))
         share = None if total is None else -(-total // group.size)
-        tally = Tally()
+        tally, said = Tally(), 0.0
         for result in process_lines(lines_of_this_process(), results is None):
             tally.add(result)
             if results:
@@ -99,11 +102,16 @@ def run_lines(
                 _write(output, json_line(result.object))
             if bar:
                 bar(result.finished, share, tally.speed)
+            elif talk and launched and tally.seconds - said >= SECONDS_BETWEEN_LINES:
+                said = tally.seconds
+                say(f"Lines: {result.finished * group.size:,} of {total:,}, {tally.speed} on this machine")
         if bar:
             bar.stop()
         if results:
             results.finish(asked)
-        failed = sum(int(count) for count in group.all_gather(str(tally.failed).encode()))
+        counts = [tuple(map(int, data.split())) for data in group.all_gather(tally.counts)]
+        tally.results, tally.failed, tally.tokens = (sum(column) for column in zip(*counts, strict=True))
+    failed = tally.failed
     if talk:
         say(tally.summary)
     if failed and group.rank == 0:
@@ -135,6 +143,11 @@ class Tally:
         self.results += result.error is None
         self.failed += result.error is not None
         self.tokens += result.tokens
+
+    @property
+    def counts(self) -> bytes:
+        """Results, failures and tokens, as another process gets them."""
+        return f"{self.results} {self.failed} {self.tokens}".encode()
 
     @property
     def seconds(self) -> float:

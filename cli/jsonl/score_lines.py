@@ -21,15 +21,18 @@ RESULT_KEYS = (frozenset({"total"}), frozenset({"choices"}))  # of a text, of a 
 SCORE_OPTIONS = ("context", "stride", "bos")  # keyword arguments of mlxgen.score
 
 
-def score_file(source: str, given: Mapping[str, Any]) -> None:
-    """Score each line. given: the options of `mlxgen score`. Raises MlxgenError at the end if a line failed."""
+def score_file(source: str, given: Mapping[str, Any], content: bytes | None = None) -> None:
+    """Score each line. Raises MlxgenError at the end if a line failed.
+
+    given: the options of `mlxgen score`. content: see `InputFile`.
+    """
 
     def prepare() -> ProcessLines:
         model = open_model(given)
         return lambda lines, _ordered: _score_lines(model, lines, given)
 
     run_lines(
-        InputFile(source, format="jsonl", text_key="text"),
+        InputFile(source, format="jsonl", text_key="text", content=content),
         given["output"],
         prepare,
         overwrite=given["overwrite"],

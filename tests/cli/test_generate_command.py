@@ -201,3 +201,32 @@ def test_the_text_is_the_same_with_guesses_and_how_many_were_right_is_told() -> 
         assert "Guesses: " in guessed.stderr and " right, " in guessed.stderr
     refused = run(*common, "--lookahead", "--draft", "fairy-tales")
     assert refused.exit_code == 2 and "give one of them" in refused.stderr
+
+
+def test_an_answer_that_ends_with_the_context_says_once_how_to_go_on(folder: str) -> None:
+    options = ("Once", "-m", folder, "-n", "600", "--ignore-eos", "--num-samples", "2")
+    said = run("generate", *options, "--stats").stderr
+    assert said.count("--overflow slide continues past them") == 1 and "64 positions" in said
+    assert "overflow" not in run("generate", *options).stderr
+    assert "overflow" not in run("generate", *options, "--stats", "--overflow", "slide", "-n", "70").stderr
+
+
+def test_an_empty_prompt_is_noticed(folder: str) -> None:
+    assert "the prompt is empty" in run("generate", "", "-m", folder, "-n", "2", "--stats").stderr
+    assert run("generate", "", "-m", folder, "-n", "2").stderr == ""
+
+
+def test_a_greedy_answer_has_no_seed(folder: str) -> None:
+    for options in (("--greedy",), ("--temperature", "0", "--seed", "3")):
+        assert json.loads(run("generate", "Once", "-m", folder, "-n", "2", "--json", *options).stdout)["seed"] is None
+    sampled = run("generate", "Once", "-m", folder, "-n", "2", "--json", "--seed", "3")
+    assert json.loads(sampled.stdout)["seed"] == 3
+
+
+def test_a_prompt_that_begins_with_a_dash_is_told_where_it_goes(folder: str) -> None:
+    for command_name in ("generate", "trace"):
+        refused = run(command_name, "-5 degrees", "-m", folder)
+        assert refused.exit_code == 2 and '"--"' in refused.stderr and "standard input" in refused.stderr
+    assert '"--"' not in run("generate", "--temprature", "1").stderr
+    assert '"--"' not in run("info", "-5").stderr
+    assert run("generate", "-m", folder, "-n", "2", "--", "-5 degrees").exit_code == 0

@@ -26,7 +26,8 @@ def test_two_ranks_write_what_one_writes(small_folder: Path, tmp_path: Path, ver
         options = ["--stride", "9"]
     call = [str(tmp_path / "in.jsonl"), *options, "-o"]
     subprocess.run(command(verb, *call, str(tmp_path / "one.jsonl")), env=environment(small_folder), check=True)
-    launch(tmp_path, small_folder, command(verb, *call, str(tmp_path / "two.jsonl")))
+    log = launch(tmp_path, small_folder, command(verb, *call, str(tmp_path / "two.jsonl")))
+    assert log.count("31 results, 0 errors") == 1  # of both ranks, said by the first
     assert (tmp_path / "two.jsonl").read_bytes() == (tmp_path / "one.jsonl").read_bytes()
     assert sorted(file.name for file in tmp_path.glob("two*")) == ["two.jsonl"]
 

@@ -163,6 +163,12 @@ def test_neither_help_nor_reading_the_options_imports_anything_heavy() -> None:
     assert ended.stderr == b"\n"
 
 
+def test_a_misspelt_command_names_the_nearest() -> None:
+    refused = run("generat")
+    assert refused.exit_code == 2 and "No such command 'generat' (did you mean generate?)" in refused.stderr
+    assert "did you mean" not in run("xyzzy").stderr
+
+
 def test_version_and_unknown_commands() -> None:
     assert run("--version").stdout == f"mlxgen {mlxgen.__version__}\n"
     unknown = run("compose")

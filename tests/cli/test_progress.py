@@ -67,7 +67,7 @@ def test_it_is_one_line_at_any_width_and_notes_stay_above_it(columns: int) -> No
     code, output = on_terminal("-c", NOTES, columns=columns)
     assert code == 0
     screen = Screen(output, columns)
-    assert "".join(screen.rows).startswith("Warning: [b]a long warning a long warning")
+    assert " ".join(screen.rows).startswith("Warning: [b]a long warning a long warning")
     assert sum("Conve" in line for line in screen.lines) == 1, "drawn once: every frame replaced the one before"
 
 

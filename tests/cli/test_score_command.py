@@ -24,7 +24,8 @@ def test_json_holds_what_python_gives(run: Callable[..., Result], small_folder: 
     result = run("text.txt", "--json", "--stride", "5", "--context", "once ")
     assert result.exit_code == 0, result.output
     entry = json.loads(result.stdout)
-    expected = mlxgen.score(mlxgen.load(str(small_folder)), TEXT, stride=5, context="once ")
+    text = TEXT.removesuffix("\n")
+    expected = mlxgen.score(mlxgen.load(str(small_folder)), text, stride=5, context="once ")
     assert entry["tokens"] == expected.tokens and entry["ranks"] == expected.ranks
     assert entry["logprobs"] == pytest.approx(expected.logprobs)
     for name in ("total", "loss", "perplexity", "bits_per_byte", "n_bytes", "n_scored"):
@@ -121,3 +122,30 @@ def test_a_converted_folder_scores_the_same_when_mlx_lm_opens_it_for_the_harness
     assert ours.tokens == text
     assert ours.logprobs == pytest.approx(theirs, abs=1e-4)
     assert ours.perplexity == pytest.approx(math.exp(-sum(theirs) / len(theirs)), rel=1e-4)
+
+
+def test_the_last_line_break_of_a_file_counts_no_more_than_that_of_standard_input(run: Callable[..., Result]) -> None:
+    Path("cat.txt").write_text("the king\n")
+    Path("bare.txt").write_text("the king")
+    assert run("cat.txt").stdout == run(stdin="the king\n").stdout == run("bare.txt").stdout
+    Path("two.txt").write_text("the king\n\n")
+    assert run("two.txt").stdout != run("bare.txt").stdout
+
+
+def test_json_lines_are_recognised_without_their_name(run: Callable[..., Result]) -> None:
+    lines = '{"text": "the king"}\n{"choices": ["a", "b"], "id": "q"}\n'
+    Path("q.jsonl").write_text(lines)
+    Path("q.data").write_text(lines)
+    named = run("q.jsonl").stdout
+    assert named.count("\n") == 2 and run(stdin=lines).stdout == run("q.data").stdout == named
+    for prose in ('{"king": 1}\n', '"The king," he said.\n', "{ text: the king }\n"):
+        assert "perplexity " in run(stdin=prose).stdout
+
+
+def test_a_json_array_is_read_as_its_elements(run: Callable[..., Result]) -> None:
+    Path("lines.jsonl").write_text('"the king"\n{"text": "the horse", "id": "h"}\n')
+    Path("array.jsonl").write_text('\n[\n  "the king",\n  {"text": "the horse",\n   "id": "h"}\n]\n')
+    assert run("array.jsonl").stdout == run("lines.jsonl").stdout
+    Path("broken.jsonl").write_text('[\n  "the king",\n')
+    broken = run("broken.jsonl")
+    assert broken.exit_code == 2 and broken.stderr.count("\n") == 1 and "one JSON value on each line" in broken.stderr
