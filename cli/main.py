@@ -124,8 +124,8 @@ def _one_line(error: Exception) -> OneLineError:
 
 def _as_shown(message: str) -> str:
     """The message as it goes to standard error, after "Error: "."""
-    start = "Error: "
-    return for_stderr(start + message).removeprefix(start)
+    start = "Error:"
+    return for_stderr(f"{start} {message}").removeprefix(start).removeprefix(" ")
 
 
 def _dash_hint(error: click.ClickException) -> str:
