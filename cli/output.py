@@ -80,7 +80,7 @@ def for_stderr(text: str, indent: int = 0) -> str:
 def in_words(error: Exception) -> str:
     """An error on one line: mlxgen's errors in their own words, any other with a hint at MLXGEN_DEBUG."""
     if isinstance(error, MlxgenError):
-        return " ".join(str(error).split())
+        return " ".join(str(error).split()).replace("None (off)", "off")  # None is Python's word
     if isinstance(error, OSError) and error.strerror:
         what = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     else:
@@ -93,7 +93,7 @@ def print_traceback() -> None:
     if os.environ.get("MLXGEN_DEBUG", "") not in ("", "0"):
         import traceback
 
-        say(traceback.format_exc().rstrip("\n"))
+        click.echo(escaped(traceback.format_exc().rstrip("\n")), err=True)
 
 
 def stdout_is_terminal() -> bool:

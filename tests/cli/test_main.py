@@ -163,6 +163,11 @@ def test_neither_help_nor_reading_the_options_imports_anything_heavy() -> None:
     assert ended.stderr == b"\n"
 
 
+def test_the_terminal_says_off_and_not_none() -> None:
+    refused = run("generate", "x", "-k", "0")
+    assert refused.exit_code == 2 and "or off, not 0" in refused.stderr and "None" not in refused.stderr
+
+
 def test_a_misspelt_command_names_the_nearest() -> None:
     refused = run("generat")
     assert refused.exit_code == 2 and "No such command 'generat' (did you mean generate?)" in refused.stderr
