@@ -61,7 +61,7 @@ class Program(click.Group):
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
             if near := get_close_matches(args[0], COMMANDS, n=1):
-                error.message = f"{error.message.removesuffix('.')} (did you mean {near[0]}?)"
+                error.message = f"{error.message.removesuffix('.')} (did you mean {near[0]}?)"  # type: ignore[misc]
             raise
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
