@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import mlx.core as mx
 
+from mlxgen.cpu_exp import exp_of_negative
+
 BLOCK = 256  # about the square root of a vocabulary
 
 
@@ -25,7 +27,7 @@ def log_softmax(logits: mx.array) -> mx.array:
 def log_total(logits: mx.array) -> mx.array:
     """The logarithm of the sum of exponentials, so that logits minus it are log-probabilities: [..., V] -> [..., 1]."""
     highest = mx.max(logits, axis=-1, keepdims=True)
-    return highest + mx.log(total(mx.exp(logits - highest)))
+    return highest + mx.log(total(exp_of_negative(logits - highest)))
 
 
 def total(x: mx.array) -> mx.array:

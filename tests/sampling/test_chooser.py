@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import warnings
 
@@ -119,3 +120,18 @@ def test_where_nothing_is_left_after_a_guess_the_models_own_distribution_is_draw
     choose = Chooser(Sampling(temperature=1.0, top_k=None), 0, [], 4)
     tokens = {choose(logits, Guess(mx.array([0], mx.uint32), logits)).token.item() for _ in range(200)}
     assert tokens == {1, 2}  # 0 has no probability, so it is never accepted, and nothing exceeds the draft's
+
+
+@pytest.mark.parametrize("rules", [{"temperature": 0}, {}, {"top_p": 0.9}, {"repetition_penalty": 1.2}], ids=str)
+def test_many_rows_with_the_same_rules_take_no_more_operations_than_one(rules):
+    counts = []
+    for n in (1, 32):
+        choose, *others = (Chooser(Sampling(**rules), seed, [1, 2], 500) for seed in range(n))
+        for other in others:
+            choose.join(other)
+        mx.eval(choose.state)
+        choice = choose(mx.zeros((n, 500)))
+        graph = io.StringIO()
+        mx.export_to_dot(graph, *choice.arrays, *choose.state)
+        counts.append(graph.getvalue().count("shape=rectangle"))
+    assert counts[1] <= 1.2 * counts[0]
