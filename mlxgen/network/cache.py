@@ -1,7 +1,8 @@
 """The KV caches: the keys and values of the positions that a layer has processed.
 
 Both classes follow mlx-lm's cache protocol (update_and_fetch, make_mask, offset, state, trim, ...), so that mlx-lm's
-generate, prompt-cache files and batching work with them. Keys and values are [B, H, positions, D/H].
+generate, prompt-cache files and batching work with them. Keys and values are [B, H, positions, D/H]. Both are kept in
+one buffer, the pair [B, 2 H, positions, D/H], so that the decoder, which gets them side by side, writes them at once.
 """
 
 from __future__ import annotations
@@ -32,10 +33,9 @@ class Cache(Protocol):
 
 
 class Slot(NamedTuple):
-    """Where the next position is written: the buffers, the index in them, and how many entries are then filled."""
+    """Where the next position is written: the buffer, the index in it, and how many entries are then filled."""
 
-    keys: mx.array
-    values: mx.array
+    pair: mx.array
     at: int
     filled: int
 
@@ -47,14 +47,29 @@ def make_cache(n_layer: int, max_size: int | None = None, keep: int = 0) -> list
     return [RotatingKVCache(max_size, keep) for _ in range(n_layer)]
 
 
-class _Buffers:
-    """The buffers that both caches have: keys and values, None while the cache is empty."""
+class _PairCache:
+    """What both caches have: the buffer of keys and values, None while the cache is empty."""
 
-    keys: mx.array | None = None
-    values: mx.array | None = None
+    pair: mx.array | None = None
+
+    @property
+    def keys(self) -> mx.array | None:
+        return None if self.pair is None else split_pair(self.pair)[0]
+
+    @property
+    def values(self) -> mx.array | None:
+        return None if self.pair is None else split_pair(self.pair)[1]
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Add the keys and values of the next positions; returns those that the positions may read."""
+        return split_pair(self.update_pair(_joined(keys, values)))
+
+    def update_pair(self, pair: mx.array) -> mx.array:
+        """The same for keys and values as one array [B, 2 H, positions, D/H]."""
+        raise NotImplementedError
 
     def empty(self) -> bool:
-        return self.keys is None
+        return self.pair is None
 
     @property
     def meta_state(self) -> str:
@@ -62,24 +77,21 @@ class _Buffers:
 
     @property
     def nbytes(self) -> int:
-        return 0 if self.keys is None or self.values is None else self.keys.nbytes + self.values.nbytes
+        return 0 if self.pair is None else self.pair.nbytes
 
 
-class KVCache(_Buffers):
-    """A cache of all positions so far. Its buffers grow by GROWTH positions and are written in place."""
+class KVCache(_PairCache):
+    """A cache of all positions so far. Its buffer grows by GROWTH positions and is written in place."""
 
     def __init__(self) -> None:
         self.offset = 0
 
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+    def update_pair(self, pair: mx.array) -> mx.array:
         """Add the keys and values of the next positions; returns those of all positions so far."""
-        start, self.offset = self.offset, self.offset + keys.shape[2]
-        capacity = _capacity(self.offset)
-        self.keys = _with_capacity(self.keys, keys, start, capacity)
-        self.values = _with_capacity(self.values, values, start, capacity)
-        self.keys[..., start : self.offset, :] = keys
-        self.values[..., start : self.offset, :] = values
-        return self.keys[..., : self.offset, :], self.values[..., : self.offset, :]
+        start, self.offset = self.offset, self.offset + pair.shape[2]
+        self.pair = _with_capacity(self.pair, pair, start, _capacity(self.offset))
+        self.pair[..., start : self.offset, :] = pair
+        return self.pair[..., : self.offset, :]
 
     def repeat(self, rows: int) -> None:
         """Give each of several rows the positions of the one row that is here."""
@@ -88,14 +100,13 @@ class KVCache(_Buffers):
 
     def reserve(self) -> Slot:
         """The slot of the next position, for a cache that is not empty. Write to it, then call `commit`."""
-        assert self.keys is not None and self.values is not None
-        capacity = _capacity(self.offset + 1)
-        keys, values = (_with_capacity(kept, kept, self.offset, capacity) for kept in (self.keys, self.values))
-        return Slot(keys, values, self.offset, self.offset + 1)
+        assert self.pair is not None
+        buffer = _with_capacity(self.pair, self.pair, self.offset, _capacity(self.offset + 1))
+        return Slot(buffer, self.offset, self.offset + 1)
 
-    def commit(self, keys: mx.array, values: mx.array, index: int) -> None:
-        """Take over the buffers in which the reserved slot was written."""
-        self.keys, self.values, self.offset = keys, values, index + 1
+    def commit(self, pair: mx.array, index: int) -> None:
+        """Take over the buffer in which the reserved slot was written."""
+        self.pair, self.offset = pair, index + 1
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> mx.array | str | None:
         """The mask for the next N positions: none for one, "causal" for more, or bool [N, offset + N]."""
@@ -127,7 +138,7 @@ class KVCache(_Buffers):
 
     @state.setter
     def state(self, state: tuple[mx.array | None, mx.array | None, int]) -> None:
-        self.keys, self.values, self.offset = state
+        self.pair, self.offset = _joined_or_none(*state[:2]), state[2]
 
     @staticmethod
     def merge(caches: Sequence[KVCache]) -> Any:
@@ -137,7 +148,7 @@ class KVCache(_Buffers):
         return BatchKVCache.merge(caches)
 
 
-class RotatingKVCache(_Buffers):
+class RotatingKVCache(_PairCache):
     """A cache of at most `max_size` positions: the first `keep` are pinned, the rest are the newest.
 
     A query at position i reads positions j <= i with j < keep or j > i - (max_size - keep). With max_size >= the
@@ -165,50 +176,46 @@ class RotatingKVCache(_Buffers):
         """How many of the newest unpinned positions a query reads, its own included."""
         return self.max_size - self.keep
 
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+    def update_pair(self, pair: mx.array) -> mx.array:
         """Add the next positions; returns the keys and values that they may read (make_mask says which reads which)."""
-        if keys.shape[2] == 1:
-            return self._write_one(keys, values)
-        return self._write_chunk(keys, values)
+        return self._write_one(pair) if pair.shape[2] == 1 else self._write_chunk(pair)
 
-    def _write_one(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        if self.keys is None or self.values is None:
-            self.keys, self.values = keys[..., :0, :], values[..., :0, :]
+    def _write_one(self, pair: mx.array) -> mx.array:
+        if self.pair is None:
+            self.pair = pair[..., :0, :]
         slot = self.reserve()
-        self.keys, self.values = slot.keys, slot.values
-        self.keys[..., slot.at : slot.at + 1, :] = keys
-        self.values[..., slot.at : slot.at + 1, :] = values
-        self.commit(self.keys, self.values, slot.at)
-        return self.keys[..., : slot.filled, :], self.values[..., : slot.filled, :]
+        self.pair = slot.pair
+        self.pair[..., slot.at : slot.at + 1, :] = pair
+        self.commit(self.pair, slot.at)
+        return self.pair[..., : slot.filled, :]
 
     def reserve(self) -> Slot:
         """The slot of the next position, for a cache that is not empty. Write to it, then call `commit`."""
-        self.keys, self.values, self._next = self._without_slack()
-        assert self.keys is not None and self.values is not None
+        self.pair, self._next = self._without_slack()
+        assert self.pair is not None
         index = self.keep if self._next == self.max_size else self._next
-        capacity = min(self.max_size, _capacity(index + 1))
-        keys, values = (_with_capacity(kept, kept, self._filled, capacity) for kept in (self.keys, self.values))
-        return Slot(keys, values, index, min(self.offset + 1, self.max_size))
+        buffer = _with_capacity(self.pair, self.pair, self._filled, min(self.max_size, _capacity(index + 1)))
+        return Slot(buffer, index, min(self.offset + 1, self.max_size))
 
-    def commit(self, keys: mx.array, values: mx.array, index: int) -> None:
-        """Take over the buffers in which the reserved slot was written."""
-        self.keys, self.values = keys, values
+    def commit(self, pair: mx.array, index: int) -> None:
+        """Take over the buffer in which the reserved slot was written."""
+        self.pair = pair
         self.offset, self._next, self._rewound = self.offset + 1, index + 1, False
 
-    def _write_chunk(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        every_key = mx.concatenate([*self._in_order(self.keys), keys], axis=2)
-        every_value = mx.concatenate([*self._in_order(self.values), values], axis=2)
-        self.offset += keys.shape[2]
-        self.keys, self.values = self._newest(every_key, self.slack), self._newest(every_value, self.slack)
-        self._next, self._rewound = self.keys.shape[2], False
-        return every_key, every_value
+    def _write_chunk(self, pair: mx.array) -> mx.array:
+        every = mx.concatenate([*self._in_order(), pair], axis=2)
+        self.offset += pair.shape[2]
+        self.pair = self._newest(every, self.slack)
+        self._next, self._rewound = self.pair.shape[2], False
+        return every
 
     @property
     def _filled(self) -> int:
         return min(self.offset, self.max_size)
 
-    def _in_order(self, kept: mx.array | None) -> list[mx.array]:
+    def _in_order(self) -> list[mx.array]:
         """What the next position may read, oldest first: pinned positions and the newest window - 1 of the others."""
+        kept = self.pair
         if kept is None or self.offset == 0:
             return []
         if self.offset < self.max_size:
@@ -224,11 +231,11 @@ class RotatingKVCache(_Buffers):
             return every
         return mx.concatenate([every[..., : self.keep, :], every[..., -self.window - slack :, :]], axis=2)
 
-    def _without_slack(self) -> tuple[mx.array | None, mx.array | None, int]:
-        """Keys and values cut to max_size positions, and the index of the next position in them."""
-        if self._next <= self.max_size or self.keys is None or self.values is None:
-            return self.keys, self.values, self._next
-        return self._newest(self.keys), self._newest(self.values), self.max_size
+    def _without_slack(self) -> tuple[mx.array | None, int]:
+        """The pair cut to max_size positions, and the index of the next position in it."""
+        if self._next <= self.max_size or self.pair is None:
+            return self.pair, self._next
+        return self._newest(self.pair), self.max_size
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> mx.array | str | None:
         """The mask for the next N positions over what update_and_fetch returns for them.
@@ -266,10 +273,10 @@ class RotatingKVCache(_Buffers):
     def trim(self, n: int) -> int:
         """Remove the newest n positions, `trimmable` at most; returns how many were removed."""
         n = min(n, self.trimmable)
-        if self._next > self.max_size and self.keys is not None and self.values is not None:
+        if self._next > self.max_size and self.pair is not None:
             end = max(self._next - n, self.max_size)
             dropped = self.offset > self._next
-            self.keys, self.values = self.keys[..., :end, :], self.values[..., :end, :]
+            self.pair = self.pair[..., :end, :]
             self._rewound = dropped and self._next - n < self.max_size
         else:
             self._rewound = self._rewound or (n > 0 and self.offset > self.max_size)
@@ -279,18 +286,34 @@ class RotatingKVCache(_Buffers):
 
     @property
     def state(self) -> tuple[mx.array | None, mx.array | None, int, int, int, int]:
-        keys, values, following = self._without_slack()
+        pair, following = self._without_slack()
+        keys, values = (None, None) if pair is None else split_pair(pair)
         return keys, values, self.offset, self.keep, self.max_size, following
 
     @state.setter
     def state(self, state: tuple[mx.array | None, mx.array | None, int, int, int, int]) -> None:
-        self.keys, self.values, self.offset, self.keep, self.max_size, self._next = state
+        keys, values, self.offset, self.keep, self.max_size, self._next = state
+        self.pair = _joined_or_none(keys, values)
         # In the middle of the ring, the entry at _next may be a trimmed position; the state does not say, so assume it.
         self._rewound = self.offset >= self.max_size and self._next != self.max_size
-        if self.keys is not None and self.values is not None and self.keys.shape[2] > self.max_size:
+        if self.pair is not None and self.pair.shape[2] > self.max_size:
             # mlx-lm keeps a whole chunk, in order, until the next write
-            self.keys, self.values = (self._newest(kept[..., : self._next, :]) for kept in (self.keys, self.values))
-            self._next, self._rewound = self.keys.shape[2], False
+            self.pair = self._newest(self.pair[..., : self._next, :])
+            self._next, self._rewound = self.pair.shape[2], False
+
+
+def split_pair(pair: mx.array) -> tuple[mx.array, mx.array]:
+    """Keys and values, as views of the pair."""
+    keys, values = mx.split(pair, 2, axis=1)
+    return keys, values
+
+
+def _joined(keys: mx.array, values: mx.array) -> mx.array:
+    return mx.concatenate([keys, values], axis=1)
+
+
+def _joined_or_none(keys: mx.array | None, values: mx.array | None) -> mx.array | None:
+    return None if keys is None or values is None else _joined(keys, values)
 
 
 def _allowed(positions: mx.array, offset: int, N: int, keep: int, window: int) -> mx.array:

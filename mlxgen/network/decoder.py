@@ -41,9 +41,13 @@ class Attention(nn.Module):
     def __call__(self, x: mx.array, B: int, mask: Any, cache: Any) -> mx.array:
         BL, D = x.shape
         heads = self.c_attn(x).reshape(B, BL // B, 3 * self.n_head, D // self.n_head).transpose(0, 2, 1, 3)
-        q, k, v = mx.split(heads, 3, axis=1)  # each [B, H, L, D/H]
-        if cache is not None:
-            k, v = cache.update_and_fetch(k, v)  # [B, H, positions kept, D/H]
+        if hasattr(cache, "update_pair"):  # mlxgen's caches take keys and values as they come, in one piece
+            q, pair = mx.split(heads, [self.n_head], axis=1)
+            k, v = mx.split(cache.update_pair(pair), 2, axis=1)  # each [B, H, positions kept, D/H]
+        else:
+            q, k, v = mx.split(heads, 3, axis=1)  # each [B, H, L, D/H]
+            if cache is not None:
+                k, v = cache.update_and_fetch(k, v)
         if self.upcast:
             q, k, v = (part.astype(mx.float32) for part in (q, k, v))
         out = attention(q, k, v, scale=self.scale, mask=mask)
