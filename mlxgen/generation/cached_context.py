@@ -23,7 +23,7 @@ from mlxgen.generation.request import ContextOptions, Progress
 from mlxgen.generation.sliding import Slide, last_slide, slide_at
 from mlxgen.model import Model
 from mlxgen.network.cache import RotatingKVCache, make_cache
-from mlxgen.network.compiled_step import CompiledStep
+from mlxgen.network.compiled_step import CompiledStep, compiled_step
 from mlxgen.network.decoder import GPT2
 
 MOST_GUESSES = 15  # a pass then has 16 rows: the newest token and the guesses
@@ -193,9 +193,9 @@ class CachedContext:
         return self._head(hidden[:, -1])
 
     def compile_step(self) -> None:
-        """Compile the step again, if steps are compiled here: the weights may have changed since the last answer."""
+        """Take the compiled step, if steps are compiled here: a new one where weights have changed since."""
         compiles = self.has_own_cache and type(self.model.decoder) is GPT2 and device.compiles_steps()
-        self._compiled = CompiledStep(self.model.decoder) if compiles else None
+        self._compiled = compiled_step(self.model.decoder) if compiles else None
 
     def process(self, tokens: mx.array) -> mx.array:
         """Send the newest tokens [n] through the network; returns their logits [n, V], unevaluated.

@@ -6,23 +6,60 @@ once per buffer size. Compilation also fuses consecutive elementwise operations 
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 
 import mlx.core as mx
+import numpy as np
+from mlx.utils import tree_flatten
 
 from mlxgen.network.cache import KVCache, RotatingKVCache
 from mlxgen.network.decoder import GPT2
+
+_steps: dict[int, CompiledStep] = {}  # by the id of a decoder, as long as that exists
+
+
+def compiled_step(decoder: GPT2) -> CompiledStep:
+    """The decoder's compiled step: the same one from answer to answer, until a weight changes."""
+    known = _steps.get(id(decoder))
+    if known is None:
+        weakref.finalize(decoder, _steps.pop, id(decoder), None)
+    elif known.weights == weight_addresses(decoder):
+        return known
+    _steps[id(decoder)] = CompiledStep(decoder)
+    return _steps[id(decoder)]
+
+
+def weight_addresses(decoder: GPT2) -> list[int]:
+    """Where the decoder's weights lie in memory.
+
+    A weight that was replaced, or written into while a compiled step holds it, lies elsewhere than before.
+    """
+    weights = [array for _, array in tree_flatten(decoder.parameters())]
+    readable = [array.view(mx.uint16) if array.dtype == mx.bfloat16 else array for array in weights]
+    buffers = [np.asarray(memoryview(array)) for array in readable]  # type: ignore[arg-type]  # an array has a buffer
+    return [buffer.__array_interface__["data"][0] for buffer in buffers]
 
 
 class CompiledStep:
     """The decoder compiled for one token. It needs mlxgen's own caches, and they must not be empty.
 
-    The first call captures the decoder's weights: make a new CompiledStep when they may have changed.
+    The first call captures the decoder's weights; `weights` are their addresses. See `compiled_step`.
     """
 
     def __init__(self, decoder: GPT2) -> None:
-        self._decoder = decoder
-        self._step = mx.compile(self._hidden)
+        self.weights = weight_addresses(decoder)
+        reference = weakref.ref(decoder)  # the step must not keep alive what keeps it
+
+        def hidden(ids: mx.array, where: mx.array, pairs: list[mx.array]) -> tuple[mx.array, list[mx.array]]:
+            """where: the position, its index in the buffers, and how many entries are then filled: int [3]."""
+            mask = mx.arange(pairs[0].shape[2]) < where[2]
+            layers = [_Buffer(pair, where[:1], where[1:2], mask) for pair in pairs]
+            decoder = reference()
+            assert decoder is not None  # whoever calls has it
+            return decoder.hidden(ids, layers), [layer.pair for layer in layers]
+
+        self._step = mx.compile(hidden)
 
     def __call__(self, ids: mx.array, cache: Sequence[KVCache | RotatingKVCache]) -> mx.array:
         """Process ids [1, 1] at the next position and add it to the caches; returns the hidden state [1, 1, D]."""
@@ -34,13 +71,6 @@ class CompiledStep:
         for layer, pair in zip(cache, written, strict=True):
             layer.commit(pair, index)
         return hidden
-
-    def _hidden(self, ids: mx.array, where: mx.array, pairs: list[mx.array]) -> tuple[mx.array, list[mx.array]]:
-        """where: the position, its index in the buffers, and how many entries are then filled: int [3]."""
-        mask = mx.arange(pairs[0].shape[2]) < where[2]
-        layers = [_Buffer(pair, where[:1], where[1:2], mask) for pair in pairs]
-        hidden = self._decoder.hidden(ids, layers)
-        return hidden, [layer.pair for layer in layers]
 
 
 class _Buffer:

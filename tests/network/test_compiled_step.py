@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
+import weakref
 
 import mlx.core as mx
 import numpy as np
@@ -12,10 +14,11 @@ from hypothesis import strategies as st
 
 import mlxgen
 from mlxgen import device
-from mlxgen.generation import cached_context
 from mlxgen.generation.session import Session
+from mlxgen.network import compiled_step
 from mlxgen.network.cache import make_cache
 from mlxgen.network.compiled_step import CompiledStep
+from mlxgen.network.decoder import GPT2
 
 from ..conftest import needs_compiler
 from ..support import oracles
@@ -32,8 +35,23 @@ def compiling(monkeypatch):
             return super().__call__(ids, cache)
 
     monkeypatch.setattr(device, "compiles_steps", lambda: True)
-    monkeypatch.setattr(cached_context, "CompiledStep", Counted)
+    monkeypatch.setattr(compiled_step, "CompiledStep", Counted)
+    monkeypatch.setattr(compiled_step, "_steps", {})
     return calls
+
+
+@pytest.fixture
+def traces(monkeypatch):
+    """An entry for each time that Python goes through the layers for one token."""
+    seen, hidden = [], GPT2.hidden
+
+    def counted(decoder, ids, cache=None):
+        if ids.shape[1] == 1:
+            seen.append(ids)
+        return hidden(decoder, ids, cache)
+
+    monkeypatch.setattr(GPT2, "hidden", counted)
+    return seen
 
 
 @needs_compiler
@@ -78,18 +96,54 @@ def test_the_loop_gives_the_same_tokens_with_it(model, compiling, monkeypatch, o
 
 
 @needs_compiler
-def test_weights_that_change_between_answers_are_seen(build_model, compiling):
+def test_it_is_traced_once_for_all_answers_of_a_model(build_model, compiling, traces):
     model = build_model()
+    for prompt in ([1, 2, 3], [4, 5], [6, 7, 8]):
+        mlxgen.generate(model, prompt, max_tokens=20, ignore_eos=True)
+    talk = Session(model)
+    talk.generate([1, 2], max_tokens=5, ignore_eos=True)
+    talk.generate([3, 4], max_tokens=5, ignore_eos=True)
+    assert len(compiling) > 60 and len(traces) == 1
+
+
+@needs_compiler
+def test_it_does_not_keep_a_model_alive(build_model, compiling):
+    model = build_model()
+    mlxgen.generate(model, [1, 2], max_tokens=5)
+    decoder = weakref.ref(model.decoder)
+    assert compiled_step._steps
+    compiling.clear()
+    del model
+    gc.collect()
+    assert decoder() is None and not compiled_step._steps
+
+
+def replace(decoder):
+    decoder.update({"model": {"wpe": {"weight": -decoder.model.wpe.weight}}})
+
+
+def write_into(decoder):
+    decoder.model.h[1].mlp.c_fc.weight[3] = 2.0
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+@pytest.mark.parametrize("change", [replace, write_into])
+def test_weights_that_change_between_answers_are_seen(build_model, compiling, change, dtype):
+    model = build_model()
+    model.decoder.set_dtype(dtype)
     talk = Session(model)
     talk.generate([1, 2, 3], max_tokens=5, temperature=0)
-    model.decoder.update({"model": {"wpe": {"weight": -model.decoder.model.wpe.weight}}})
+    change(model.decoder)
     talk.rewind(len(talk.tokens))
     fresh = Session(model)
     assert (
         talk.generate([1, 2, 3], max_tokens=20, temperature=0).tokens
         == fresh.generate([1, 2, 3], max_tokens=20, temperature=0).tokens
     )
-    assert talk.tokens[3:] == oracles.numpy_greedy(model, [1, 2, 3], 20)
+    assert len(set(compiling)) == 2
+    if dtype == mx.float32:
+        assert talk.tokens[3:] == oracles.numpy_greedy(model, [1, 2, 3], 20)
 
 
 @needs_compiler
