@@ -10,6 +10,8 @@ import mlx.core as mx
 import pytest
 
 from mlxgen import OptionError, device
+from mlxgen.network.compiled_step import weight_addresses
+from mlxgen.weights.load import open_decoder
 
 from .support.models import tiny_gpt2
 from .support.processes import fresh
@@ -41,6 +43,29 @@ def test_laying_out_weights_changes_where_they_lie_and_nothing_else(monkeypatch:
     assert mx.allclose(decoder(ids), before, atol=1e-5)
     for weight in (decoder.lm_head.weight, decoder.model.wte.weight, decoder.model.h[1].mlp.c_fc.weight):
         assert memoryview(weight.T).c_contiguous  # type: ignore[arg-type]  # [in, out]
+
+
+def test_on_a_gpu_transposed_weights_are_laid_out_one_at_a_time(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Most checkpoints store [in, out]. The kernels for few rows need matrices that lie as [out, in]."""
+    monkeypatch.setattr(device, "on_cpu", lambda: False)
+    folder = tiny_gpt2(n_embd=128, n_layer=4).write(tmp_path / "m", "transformer.")
+    decoder = open_decoder(folder)
+    ids = mx.array([[1, 2, 3]])
+    before = decoder(ids)
+    mx.eval(before)
+    matrices = [block.mlp.c_fc for block in decoder.layers] + [block.attn.c_proj for block in decoder.layers]
+    assert not any(memoryview(module.weight).c_contiguous for module in matrices)  # type: ignore[arg-type]
+    mx.reset_peak_memory()
+    held = mx.get_active_memory()
+    device.lay_out_weights(decoder)
+    assert mx.get_peak_memory() - held < 2 * decoder.layers[0].mlp.c_fc.weight.nbytes
+    assert all(memoryview(module.weight).c_contiguous for module in matrices)  # type: ignore[arg-type]
+    assert mx.allclose(decoder(ids), before, atol=1e-5)
+    addresses = weight_addresses(decoder)
+    device.lay_out_weights(decoder)  # nothing is left to do
+    assert weight_addresses(decoder) == addresses
 
 
 def test_weights_stay_where_they_are_where_one_row_is_quick(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,6 +77,15 @@ def test_any_split_and_any_cache_give_the_logits_of_one_pass(decoders, case):
     check(decoders, mx.float32, *case)
 
 
+@pytest.mark.parametrize("window", [(None, 0), (12, 3)])
+@pytest.mark.parametrize("head_dim", [64, 80])
+def test_with_the_head_sizes_of_published_models(build_model, head_dim, window):
+    decoder = build_model(n_embd=2 * head_dim, n_head=2).decoder
+    ids = np.random.default_rng(head_dim).integers(0, 279, 30).tolist()
+    chunks = [ids[:9], ids[9:10], ids[10:11], ids[11:25], *([token] for token in ids[25:])]
+    check({mx.float32: (decoder, oracles.parameters(decoder))}, mx.float32, chunks, *window)
+
+
 @settings(max_examples=40)
 @given(cases(), st.sampled_from([mx.float16, mx.bfloat16]))
 def test_the_same_in_half_precision(decoders, case, dtype):

@@ -76,6 +76,15 @@ def test_its_logits_are_those_of_one_pass_with_any_cache(model, prompt, more, wi
 
 
 @needs_compiler
+@pytest.mark.parametrize("head_dim", [64, 80])
+def test_with_the_head_sizes_of_published_models(build_model, compiling, head_dim):
+    model = build_model(n_embd=2 * head_dim, n_head=2)
+    got = mlxgen.generate(model, [1, 2, 3], max_tokens=20, temperature=0, ignore_eos=True)
+    assert len(compiling) == 19
+    assert got.tokens == oracles.numpy_greedy(model, [1, 2, 3], 20)
+
+
+@needs_compiler
 @pytest.mark.parametrize(
     "options",
     [
@@ -104,6 +113,15 @@ def test_it_is_traced_once_for_all_answers_of_a_model(build_model, compiling, tr
     talk.generate([1, 2], max_tokens=5, ignore_eos=True)
     talk.generate([3, 4], max_tokens=5, ignore_eos=True)
     assert len(compiling) > 60 and len(traces) == 1
+
+
+@needs_compiler
+def test_a_trace_takes_it_as_generate_does(model, compiling):
+    traced = mlxgen.trace(model, [1, 2, 3], steps=12, seed=4, ignore_eos=True)
+    steps = len(compiling)
+    generated = mlxgen.generate(model, [1, 2, 3], max_tokens=12, seed=4, ignore_eos=True)
+    assert steps == len(compiling) - steps == 11 and len(set(compiling)) == 1
+    assert [step.token for step in traced.steps] == generated.tokens
 
 
 @needs_compiler

@@ -86,6 +86,14 @@ def test_numpy_in_float64_and_transformers_agree(name):
     np.testing.assert_allclose(oracles.numpy_logits(tiny.weights, tiny.config, ids), expected, rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("head_dim", [64, 80])  # on Metal, attention has a fused kernel for one position of 64 alone
+def test_with_the_head_sizes_of_published_models(head_dim):
+    tiny = tiny_gpt2(9, n_embd=2 * head_dim, n_head=2)
+    ids = np.random.default_rng(6).integers(0, tiny.config.vocab_size, 40).tolist()
+    expected = oracles.torch_logits(tiny.torch(), ids)
+    np.testing.assert_allclose(np.array(tiny.model().decoder(mx.array([ids])))[0], expected, rtol=0, atol=1e-4)
+
+
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_each_activation_against_numpy(activation, build_model):
     model = build_model(seed=6, activation_function=activation)
