@@ -95,8 +95,8 @@ class KVCache(_PairCache):
 
     def repeat(self, rows: int) -> None:
         """Give each of several rows the positions of the one row that is here."""
-        assert self.keys is not None and self.values is not None
-        self.keys, self.values = (mx.repeat(kept, rows, axis=0) for kept in (self.keys, self.values))
+        assert self.pair is not None
+        self.pair = mx.repeat(self.pair, rows, axis=0)
 
     def reserve(self) -> Slot:
         """The slot of the next position, for a cache that is not empty. Write to it, then call `commit`."""

@@ -37,7 +37,7 @@ def weight_addresses(decoder: GPT2) -> list[int]:
     """
     weights = [array for _, array in tree_flatten(decoder.parameters())]
     readable = [array.view(mx.uint16) if array.dtype == mx.bfloat16 else array for array in weights]
-    buffers = [np.asarray(memoryview(array)) for array in readable]  # type: ignore[arg-type]  # an array has a buffer
+    buffers = [np.asarray(memoryview(array)) for array in readable]
     return [buffer.__array_interface__["data"][0] for buffer in buffers]
 
 

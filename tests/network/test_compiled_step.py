@@ -117,7 +117,7 @@ def test_it_is_traced_once_for_all_answers_of_a_model(build_model, compiling, tr
 
 @needs_compiler
 def test_a_trace_takes_it_as_generate_does(model, compiling):
-    traced = mlxgen.trace(model, [1, 2, 3], steps=12, seed=4, ignore_eos=True)
+    traced = mlxgen.trace(model, [1, 2, 3], steps=12, seed=4, ignore_eos=True, greedy_path=False)
     steps = len(compiling)
     generated = mlxgen.generate(model, [1, 2, 3], max_tokens=12, seed=4, ignore_eos=True)
     assert steps == len(compiling) - steps == 11 and len(set(compiling)) == 1
