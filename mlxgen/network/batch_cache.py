@@ -12,7 +12,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlxgen.network.cache import GROWTH
+from mlxgen.network.pair_cache import GROWTH
 
 
 class BatchCache:

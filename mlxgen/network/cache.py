@@ -1,20 +1,19 @@
 """The KV caches: the keys and values of the positions that a layer has processed.
 
 Both classes follow mlx-lm's cache protocol (update_and_fetch, make_mask, offset, state, trim, ...), so that mlx-lm's
-generate, prompt-cache files and batching work with them. Keys and values are [B, H, positions, D/H]. Both are kept in
-one buffer, the pair [B, 2 H, positions, D/H], so that the decoder, which gets them side by side, writes them at once.
+generate, prompt-cache files and batching work with them. Keys and values are [B, H, positions, D/H], and one buffer
+holds both (see mlxgen.network.pair_cache).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import mlx.core as mx
 
 from mlxgen.errors import OptionError, check_whole
-
-GROWTH = 256  # positions added when a buffer is full: few reallocations, little unused memory
+from mlxgen.network.pair_cache import PairCache, Slot, capacity_for, joined_or_none, split_pair, with_capacity
 
 
 class Cache(Protocol):
@@ -32,14 +31,6 @@ class Cache(Protocol):
     def nbytes(self) -> int: ...
 
 
-class Slot(NamedTuple):
-    """Where the next position is written: the buffer, the index in it, and how many entries are then filled."""
-
-    pair: mx.array
-    at: int
-    filled: int
-
-
 def make_cache(n_layer: int, max_size: int | None = None, keep: int = 0) -> list[Cache]:
     """One empty cache per layer: a rotating one if `max_size` is given, otherwise one that grows with the context."""
     if max_size is None:
@@ -47,40 +38,7 @@ def make_cache(n_layer: int, max_size: int | None = None, keep: int = 0) -> list
     return [RotatingKVCache(max_size, keep) for _ in range(n_layer)]
 
 
-class _PairCache:
-    """What both caches have: the buffer of keys and values, None while the cache is empty."""
-
-    pair: mx.array | None = None
-
-    @property
-    def keys(self) -> mx.array | None:
-        return None if self.pair is None else split_pair(self.pair)[0]
-
-    @property
-    def values(self) -> mx.array | None:
-        return None if self.pair is None else split_pair(self.pair)[1]
-
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Add the keys and values of the next positions; returns those that the positions may read."""
-        return split_pair(self.update_pair(_joined(keys, values)))
-
-    def update_pair(self, pair: mx.array) -> mx.array:
-        """The same for keys and values as one array [B, 2 H, positions, D/H]."""
-        raise NotImplementedError
-
-    def empty(self) -> bool:
-        return self.pair is None
-
-    @property
-    def meta_state(self) -> str:
-        return ""
-
-    @property
-    def nbytes(self) -> int:
-        return 0 if self.pair is None else self.pair.nbytes
-
-
-class KVCache(_PairCache):
+class KVCache(PairCache):
     """A cache of all positions so far. Its buffer grows by GROWTH positions and is written in place."""
 
     def __init__(self) -> None:
@@ -89,7 +47,7 @@ class KVCache(_PairCache):
     def update_pair(self, pair: mx.array) -> mx.array:
         """Add the keys and values of the next positions; returns those of all positions so far."""
         start, self.offset = self.offset, self.offset + pair.shape[2]
-        self.pair = _with_capacity(self.pair, pair, start, _capacity(self.offset))
+        self.pair = with_capacity(self.pair, pair, start, capacity_for(self.offset))
         self.pair[..., start : self.offset, :] = pair
         return self.pair[..., : self.offset, :]
 
@@ -101,7 +59,7 @@ class KVCache(_PairCache):
     def reserve(self) -> Slot:
         """The slot of the next position, for a cache that is not empty. Write to it, then call `commit`."""
         assert self.pair is not None
-        buffer = _with_capacity(self.pair, self.pair, self.offset, _capacity(self.offset + 1))
+        buffer = with_capacity(self.pair, self.pair, self.offset, capacity_for(self.offset + 1))
         return Slot(buffer, self.offset, self.offset + 1)
 
     def commit(self, pair: mx.array, index: int) -> None:
@@ -138,7 +96,7 @@ class KVCache(_PairCache):
 
     @state.setter
     def state(self, state: tuple[mx.array | None, mx.array | None, int]) -> None:
-        self.pair, self.offset = _joined_or_none(*state[:2]), state[2]
+        self.pair, self.offset = joined_or_none(*state[:2]), state[2]
 
     @staticmethod
     def merge(caches: Sequence[KVCache]) -> Any:
@@ -148,7 +106,7 @@ class KVCache(_PairCache):
         return BatchKVCache.merge(caches)
 
 
-class RotatingKVCache(_PairCache):
+class RotatingKVCache(PairCache):
     """A cache of at most `max_size` positions: the first `keep` are pinned, the rest are the newest.
 
     A query at position i reads positions j <= i with j < keep or j > i - (max_size - keep). With max_size >= the
@@ -194,7 +152,7 @@ class RotatingKVCache(_PairCache):
         self.pair, self._next = self._without_slack()
         assert self.pair is not None
         index = self.keep if self._next == self.max_size else self._next
-        buffer = _with_capacity(self.pair, self.pair, self._filled, min(self.max_size, _capacity(index + 1)))
+        buffer = with_capacity(self.pair, self.pair, self._filled, min(self.max_size, capacity_for(index + 1)))
         return Slot(buffer, index, min(self.offset + 1, self.max_size))
 
     def commit(self, pair: mx.array, index: int) -> None:
@@ -293,7 +251,7 @@ class RotatingKVCache(_PairCache):
     @state.setter
     def state(self, state: tuple[mx.array | None, mx.array | None, int, int, int, int]) -> None:
         keys, values, self.offset, self.keep, self.max_size, self._next = state
-        self.pair = _joined_or_none(keys, values)
+        self.pair = joined_or_none(keys, values)
         # In the middle of the ring, the entry at _next may be a trimmed position; the state does not say, so assume it.
         self._rewound = self.offset >= self.max_size and self._next != self.max_size
         if self.pair is not None and self.pair.shape[2] > self.max_size:
@@ -302,35 +260,7 @@ class RotatingKVCache(_PairCache):
             self._next, self._rewound = self.pair.shape[2], False
 
 
-def split_pair(pair: mx.array) -> tuple[mx.array, mx.array]:
-    """Keys and values, as views of the pair."""
-    keys, values = mx.split(pair, 2, axis=1)
-    return keys, values
-
-
-def _joined(keys: mx.array, values: mx.array) -> mx.array:
-    return mx.concatenate([keys, values], axis=1)
-
-
-def _joined_or_none(keys: mx.array | None, values: mx.array | None) -> mx.array | None:
-    return None if keys is None or values is None else _joined(keys, values)
-
-
 def _allowed(positions: mx.array, offset: int, N: int, keep: int, window: int) -> mx.array:
     """The mask of which key `positions` [S] each of the N queries from `offset` on may read: bool [N, S]."""
     queries = mx.arange(offset, offset + N)[:, None]
     return (positions <= queries) & ((positions < keep) | (positions > queries - window))
-
-
-def _capacity(positions: int) -> int:
-    return -(-positions // GROWTH) * GROWTH
-
-
-def _with_capacity(buffer: mx.array | None, new: mx.array, used: int, capacity: int) -> mx.array:
-    """The buffer if it has room for `capacity` positions, else a longer one with the same first `used` positions."""
-    if buffer is not None and buffer.shape[2] >= capacity:
-        return buffer
-    B, H, _, width = new.shape
-    kept = [] if buffer is None else [buffer[..., :used, :]]
-    empty = mx.zeros((B, H, capacity - (used if kept else 0), width), new.dtype)
-    return mx.concatenate([*kept, empty], axis=2)

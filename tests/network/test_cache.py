@@ -11,7 +11,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mlxgen.errors import OptionError
-from mlxgen.network.cache import GROWTH, KVCache, RotatingKVCache, make_cache
+from mlxgen.network.cache import KVCache, RotatingKVCache, make_cache
+from mlxgen.network.pair_cache import GROWTH
 
 from ..support import oracles
 

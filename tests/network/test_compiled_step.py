@@ -121,7 +121,7 @@ def test_a_trace_takes_it_as_generate_does(model, compiling):
     steps = len(compiling)
     generated = mlxgen.generate(model, [1, 2, 3], max_tokens=12, seed=4, ignore_eos=True)
     assert steps == len(compiling) - steps == 11 and len(set(compiling)) == 1
-    assert [step.token for step in traced.steps] == generated.tokens
+    assert [step.chosen.token for step in traced.steps] == generated.tokens
 
 
 @needs_compiler
