@@ -104,27 +104,27 @@ def _story(messages: Sequence[Message], prompt: bool) -> str:
 
 
 def _own(model: Model) -> Template:
-    """The tokenizer's chat_template. It is untrusted, so it runs in jinja2's sandbox. Raises TemplateError."""
-    import jinja2
-    from jinja2.ext import loopcontrols
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
+    """The tokenizer's chat_template. It is untrusted, so it runs in a sandbox. Raises TemplateError."""
+    from jinja2 import TemplateError as Refusal
+
+    from mlxgen.chat.sandbox import Sandbox
 
     source = model.tokenizer.chat_template
     if not source:
         raise TemplateError(f"{model.name} has no chat template; use --template plain or story")
 
     def fail(message: str) -> NoReturn:
-        raise jinja2.TemplateError(message)
+        raise Refusal(message)
 
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-    environment.globals["raise_exception"] = fail
-    environment.globals["strftime_now"] = _now
-    environment.filters["tojson"] = _to_json  # jinja2's filter escapes HTML
+    sandbox = Sandbox()
+    sandbox.globals["raise_exception"] = fail
+    sandbox.globals["strftime_now"] = _now
+    sandbox.add_filter("tojson", _to_json)  # jinja2's filter escapes HTML
     special = {"bos_token": _text_of(model, model.tokenizer.bos_token_id), "eos_token": _end_text(model)}
 
     try:
-        template = environment.from_string(source)
-    except (jinja2.TemplateError, MemoryError, RecursionError) as error:
+        template = sandbox.from_source(source)
+    except Exception as error:  # also a SyntaxError, for loops nested too deeply
         reason = reason_of(error)
         raise TemplateError(f"the model's chat template is invalid ({reason}); use --template plain or story") from None
 
@@ -132,8 +132,8 @@ def _own(model: Model) -> Template:
         try:
             # Copies, so that the template cannot change the messages.
             copies = [dict(message) for message in messages]
-            return template.render(messages=copies, add_generation_prompt=prompt, **special)
-        except (MemoryError, RecursionError, Exception) as error:
+            return sandbox.write(template, messages=copies, add_generation_prompt=prompt, **special)
+        except Exception as error:
             reason = reason_of(error)
             raise TemplateError(f"the model's chat template cannot write this conversation: {reason}") from None
 
