@@ -6,15 +6,13 @@ All sides get the same weights from one folder and the same random prompts, and 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from mlxgen.cli.bench.processes import output_of
 from mlxgen.cli.bench.sides import PEERS, SIDES
-from mlxgen.errors import MlxgenError, OptionError
+from mlxgen.errors import OptionError
 from mlxgen.installation import install_command
 
 SHORT_PROMPT = 8  # tokens before a decode through the whole context
@@ -61,22 +59,26 @@ def check_fits(folder: Path, prompt_tokens: int, new_tokens: int) -> None:
 
 
 def measure(
-    side: str, folder: Path, *, prompt_tokens: int, new_tokens: int, batch_size: int = 1, dtype: str | None = None
+    side: str,
+    folder: Path,
+    *,
+    prompt_tokens: int,
+    new_tokens: int,
+    batch_size: int = 1,
+    dtype: str | None = None,
+    our_blas: bool = False,
 ) -> Measurement:
-    """Run one side once in a fresh process. dtype: the type that mlxgen computes in.
+    """Run one side once in a fresh process.
 
+    dtype: the type that mlxgen computes in. our_blas: give the BLAS that mlxgen loads to a peer that runs without it.
     If it fails, raises MlxgenError with the last line of its output.
     """
     if side not in SIDES:
         raise OptionError(f"unknown peer {side!r}; known are {', '.join(PEERS)}")
-    environment = dict(os.environ) if SIDES[side].our_blas else {**os.environ, "MLXGEN_BLAS": "off"}
+    environment = {} if our_blas or SIDES[side].our_blas else {"MLXGEN_BLAS": "off"}
     arguments = [side, str(folder), str(prompt_tokens), str(new_tokens), str(batch_size), *([dtype] if dtype else [])]
-    command = [sys.executable, "-m", "mlxgen.cli.bench.one_run", *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    if done.returncode != 0:
-        said = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise MlxgenError(f"{side} could not be measured: {said}")
-    return Measurement(side, batch_size, prompt_tokens, new_tokens, **json.loads(done.stdout.splitlines()[-1]))
+    output = output_of(side, "mlxgen.cli.bench.one_run", arguments, environment)
+    return Measurement(side, batch_size, prompt_tokens, new_tokens, **json.loads(output))
 
 
 def compare(

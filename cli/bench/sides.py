@@ -100,7 +100,7 @@ def open_transformers(folder: Path) -> Runner:
     """GPT2LMHeadModel with its cache, in torch's inference mode."""
     import torch
 
-    decoder = _torch_decoder(folder)
+    decoder = open_torch(folder)
 
     def run(prompts: Prompts, new: int) -> Iterator[object]:
         with torch.inference_mode():
@@ -115,10 +115,26 @@ def open_transformers(folder: Path) -> Runner:
 
 
 def open_ctranslate2(folder: Path) -> Runner:
-    """The same weights, converted by CTranslate2 from transformers' format."""
+    """`generate_tokens`, which gives each row's token by itself."""
+    generator, words = open_generator(folder)
+
+    def run(prompts: Prompts, new: int) -> Iterator[object]:
+        rows = [[words[token] for token in prompt] for prompt in prompts]
+        step: list[int] = []
+        for result in generator.generate_tokens(rows, max_length=new, end_token=[], sampling_topk=1):
+            step.append(result.token_id)
+            if len(step) == len(rows):
+                yield step
+                step = []
+
+    return run
+
+
+def open_generator(folder: Path):  # type: ignore[no-untyped-def]  # ctranslate2 is not always there
+    """CTranslate2's generator, converted from transformers' format, and its word for each token id."""
     import ctranslate2
 
-    decoder = _torch_decoder(folder)
+    decoder = open_torch(folder)
     words = [f"t{token}" for token in range(decoder.config.vocab_size)]
     with tempfile.TemporaryDirectory() as scratch:
         source, target = Path(scratch, "source"), Path(scratch, "target")
@@ -126,13 +142,7 @@ def open_ctranslate2(folder: Path) -> Runner:
         specification = ctranslate2.converters.TransformersConverter(str(source), load_as_float16=False)
         specification.load_tokenizer = lambda *_: _Words(words)  # a random model has no tokenizer of its own
         specification.convert(str(target))
-        generator = ctranslate2.Generator(str(target), device="cpu", compute_type="float32")
-
-    def run(prompts: Prompts, new: int) -> Iterator[object]:
-        rows = [[words[token] for token in prompt] for prompt in prompts]
-        yield from generator.generate_tokens(rows, max_length=new, end_token=[], sampling_topk=1)
-
-    return run
+        return ctranslate2.Generator(str(target), device="cpu", compute_type="float32"), words
 
 
 class _Words:
@@ -147,7 +157,7 @@ class _Words:
         return {word: index for index, word in enumerate(self._words)}
 
 
-def _torch_decoder(folder: Path):  # type: ignore[no-untyped-def]  # torch is not always there
+def open_torch(folder: Path):  # type: ignore[no-untyped-def]  # torch is not always there
     """The folder's weights in transformers' GPT-2, whose Conv1D has them as [in, out]."""
     import torch
     from safetensors.torch import load_file
