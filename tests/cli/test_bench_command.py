@@ -106,8 +106,8 @@ def test_a_series_goes_through_the_whole_context(folder: Path) -> None:
 
 
 def test_sides_decode_the_context_in_turn(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fake(side: str, folder: Path, *, prompt_tokens: int, new_tokens: int, batch_size: int) -> Measurement:
-        assert prompt_tokens + new_tokens == 64 and batch_size == 1
+    def fake(side: str, folder: Path, *, prompt_tokens: int, new_tokens: int, **others: object) -> Measurement:
+        assert prompt_tokens + new_tokens == 64 and others == {"batch_size": 1, "dtype": None}
         return a_run([0.1] * new_tokens, side, prompt_tokens)
 
     monkeypatch.setattr("mlxgen.cli.bench.measure.measure", fake)
