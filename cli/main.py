@@ -45,12 +45,12 @@ class Program(click.Group):
         command = getattr(importlib.import_module(f"mlxgen.cli.commands.{cmd_name}"), cmd_name)
         assert isinstance(command, click.Command)
         command.short_help = COMMANDS[cmd_name]
-        for option in command.params:
-            own = f"MLXGEN_{cmd_name}_".upper()
-            if option.name == "as_json":
-                option.envvar = own + "JSON"
-            elif option.envvar == "MLXGEN_MODEL":  # the command's own variable comes before the common one
-                option.envvar = [own + "MODEL", "MLXGEN_MODEL"]
+        for param in command.params:
+            own = f"MLXGEN_{cmd_name}_{_name_in_environment(param)}".upper()
+            if param.envvar == "MLXGEN_MODEL":  # the command's own variable comes before the common one
+                param.envvar = [own, "MLXGEN_MODEL"]
+            elif isinstance(param, click.Option):
+                param.envvar = own
         return command
 
     def resolve_command(
@@ -78,6 +78,12 @@ class Program(click.Group):
             if sys.stdout is not None:
                 sys.stdout.flush()
             return result
+
+
+def _name_in_environment(param: click.Parameter) -> str:
+    """What the parameter is called there: like its flag, not like the variable that holds it in Python."""
+    flag = next((opt for opt in param.opts if opt.startswith("--")), param.opts[0])
+    return flag.lstrip("-").replace("-", "_")
 
 
 class OneLineError(click.ClickException):

@@ -136,7 +136,8 @@ SETTINGS = (
         "--repetition-penalty",
         type=float,
         metavar="X",
-        help="Make tokens already in the text less likely by a factor of X (above 1).",
+        help="For tokens already in the text, divide positive logits by X and multiply negative ones by X:"
+        " above 1 repeats less.",
     ),
     _setting(
         "--presence-penalty",
@@ -200,7 +201,8 @@ SETTINGS = (
         type=click.Choice(["stop", "slide"]),
         default="stop",
         show_default=True,
-        help="When the model's position table is full: stop, or slide on with the newest half of the context.",
+        help="When the model's position table is full: stop, or slide on with half of it: the first --keep positions"
+        " and the newest ones.",
     ),
 )
 

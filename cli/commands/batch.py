@@ -33,7 +33,7 @@ from mlxgen.cli.options import check_request, file_options, generation_options, 
     default=1,
     show_default=True,
     metavar="N",
-    help="Generate N answers per prompt, each with its own seed derived from the prompt's.",
+    help="Generate N answers per prompt. The first uses the prompt's seed; the others' seeds are derived from it.",
 )
 @click.option("--logprobs", is_flag=True, help="Add each token's log-probability (natural logarithm).")
 @model_options
@@ -56,7 +56,8 @@ def batch(ctx: click.Context, /, source: str, **given: Any) -> None:
 
     Each answer is written as soon as it is complete. Run the same command again to resume after an interruption; it
     also retries lines that failed or have changed. With --seed or --greedy the result is the same as without the
-    interruption. At the end, OUT holds the answers in the order of IN. Standard output always gets them in that order.
+    interruption, up to rounding. At the end, OUT holds the answers in the order of IN. Standard output always gets
+    them in that order.
 
     With mlx.launch, several machines share the work: each takes every N-th line, and the first one writes OUT.
     """

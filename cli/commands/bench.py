@@ -14,7 +14,7 @@ import click
 from mlxgen.cli.bench.random_model import SHAPES
 from mlxgen.cli.bench.sides import PEERS
 from mlxgen.cli.options import dtype_option, model_option, quiet_option
-from mlxgen.cli.output import say, size, write, write_json
+from mlxgen.cli.output import chatty, say, size, write, write_json
 
 if TYPE_CHECKING:
     from mlxgen.cli.bench.measure import Measurement
@@ -100,6 +100,7 @@ def bench(
         raise click.UsageError("--dtype is for mlxgen alone; with --against, all compute in float32")
     if plot:
         check_plot(plot)
+    talk = chatty(None, quiet)
     sides = list(dict.fromkeys(["mlxgen", *against]))
     check_installed(sides)
     with _folder(model, shape, shared=bool(against)) as folder:
@@ -118,14 +119,14 @@ def bench(
                     measured.append(m)
                     if as_json:
                         write_json(_entries(m))
-                    elif not quiet:
+                    elif talk:
                         say(f"{m.side} {len(measured)}/{runs * len(sides)}")
                 if not as_json:
                     per_token = bytes_per_step(folder, length + max_tokens // 2, rows, dtype) / rows
                     write("".join(f"{line}\n" for line in _table(measured, sides, per_token / bandwidth)))
         if plot:
-            draw_plot(plot, _title(model, shape), _curves(sides, folder, runs, quiet, dtype))
-            if not quiet:
+            draw_plot(plot, _title(model, shape), _curves(sides, folder, runs, talk, dtype))
+            if talk:
                 say(f"Wrote {plot}")
 
 
@@ -170,7 +171,7 @@ def _entries(m: Measurement) -> dict[str, Any]:
 
 
 def _curves(
-    sides: list[str], folder: Path, runs: int, quiet: bool, dtype: str | None
+    sides: list[str], folder: Path, runs: int, talk: bool, dtype: str | None
 ) -> dict[str, list[tuple[int, float]]]:
     """What --plot draws: each side's tokens per second over the context."""
     from mlxgen.cli.bench.measure import compare_decodes
@@ -179,7 +180,7 @@ def _curves(
     measured = []
     for m in compare_decodes(sides, folder, runs, dtype):
         measured.append(m)
-        if not quiet:
+        if talk:
             say(f"{m.side} {len(measured)}/{runs * len(sides)}, through the whole context")
     return {side: curve([m for m in measured if m.side == side]) for side in sides}
 

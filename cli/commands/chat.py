@@ -44,7 +44,7 @@ ANSWER_TOKENS = 128  # a turn is shorter than a text
     default="auto",
     show_default=True,
     help="How turns are written for the model: its own chat template, DialoGPT's format, named speakers, or one story."
-    " auto takes model where there is one, dialogpt for a DialoGPT, otherwise story.",
+    " auto picks model if the model has a chat template, dialogpt for DialoGPT, otherwise story.",
 )
 @click.option("--system", type=Utf8Text(), default="", metavar="TEXT", help="Text placed before the conversation.")
 @click.option("--load", "saved", metavar="FILE", help="Continue a conversation saved with /save.")
@@ -114,6 +114,11 @@ def chat(ctx: click.Context, /, **given: Any) -> None:
             answerer.note("(Ctrl-D or /exit quits)")
         except EOFError:
             return
+
+
+for _option in chat.params:
+    if isinstance(_option, click.Option) and _option.name == "keep":
+        _option.show_default = "automatic: the system text and the first turn"  # what 0 means here
 
 
 def _all_lines(conversation: Conversation, answerer: Answerer) -> bool:

@@ -42,7 +42,7 @@ SPACE_HINT = "Hint: the prompt ends with a space. GPT-2's words begin with their
     default=1,
     show_default=True,
     metavar="N",
-    help="Generate N answers, each with its own seed derived from --seed.",
+    help="Generate N answers. The first answer uses --seed; the others' seeds are derived from it.",
 )
 @click.option(
     "--echo/--no-echo", default=None, help="Print the prompt before the answer.  [default: only on a terminal]"
@@ -69,8 +69,9 @@ def generate(ctx: click.Context, /, prompt: str | None, **given: Any) -> None:
     generation_tps (tokens per second), peak_memory (bytes), guesses and accepted (tokens guessed by --lookahead or
     --draft, and how many of them were right).
 
-    --lookahead changes the speed but not the text, and so does --draft for greedy text. For sampled text, --draft
-    keeps the distribution, but a seed gives a different text than without it.
+    --lookahead changes the speed but not the text, and so does --draft for greedy text: in float32, unless two tokens
+    are equally probable to about seven digits. For sampled text, --draft keeps the distribution, but a seed gives a
+    different text than without it.
     """
     from mlxgen.generation.answer import answer
     from mlxgen.generation.request import sample_seeds
@@ -103,10 +104,8 @@ def generate(ctx: click.Context, /, prompt: str | None, **given: Any) -> None:
             record = _stream(steps, text if echo else "")
             if request.logprobs and not quiet:
                 _say_candidates(model, record)
-        if record.finish_reason == "context" and not record.tokens and not quiet:
-            say(FULL_HINT.format(model.config.n_positions))
-        elif record.finish_reason == "context" and talk and not hinted:
-            say(END_HINT.format(model.config.n_positions))
+        if record.finish_reason == "context" and talk and not hinted:
+            say((END_HINT if record.tokens else FULL_HINT).format(model.config.n_positions))
             hinted = True
         if talk:
             say_statistics(record)

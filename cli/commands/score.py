@@ -53,8 +53,9 @@ def score(source: str, **given: Any) -> None:
     model's first choice), n_scored, n_bytes, total, loss, bits_per_byte, perplexity. A first token with nothing before
     it has null.
 
-    With --jsonl, a FILE named .jsonl or .ndjson, or input that begins with such an object, each line is a JSON string,
-    or an object with text and optionally context, id, metadata. An object may have choices, a list of texts, in place
+    FILE has many texts with --jsonl, if it is named .jsonl or .ndjson, or if it begins with a JSON object that has one
+    of the following keys first. Each line is then a JSON string, or an object with text and optionally context, id,
+    metadata. An object may have choices, a list of texts, in place
     of text: each is scored after the context. The result of a text is an object with id, n_scored, n_bytes, total,
     loss, bits_per_byte, perplexity, and with --per-token also tokens, logprobs, ranks. The result of choices has a
     list choices of such objects, ranking (their numbers from 0, the most likely first, by total) and ranking_per_byte.

@@ -68,6 +68,12 @@ def trace(ctx: click.Context, /, prompt: str | None, **given: Any) -> None:
 
     With --html FILE, write the same as one page that needs no network. Step through it, and change the sampling rules
     to see their effect. Without PROMPT, or for "-", the prompt is read from standard input.
+
+    --json prints an object with these keys: model, n_layer, n_head, n_embd, n_positions, vocab_size, options,
+    candidates (recorded per step), seed, prompt, prompt_tokens, steps, tokens, text, finish_reason, greedy (the greedy
+    answer; null if the rules are greedy). Tokens have id, piece, text. Each of steps has index, context_length,
+    processed, cache, lens, attention, entropy, rule_entropy, candidates, rest, rules, key, random, chosen, text,
+    total_logprob, seconds, finish_reason; mlxgen/tracing/record.py describes them and their own keys.
     """
     from mlxgen.tracing.tracer import trace_request
 

@@ -179,7 +179,18 @@ def test_the_command_measures_and_draws_every_side(tmp_path: Path) -> None:
     svg = file.read_text()
     assert ">small-model<" in svg
     assert len(points(svg, "mlxgen")) == len(points(svg, "mlx-lm")) == 2
-    assert str(file) in done.stderr
+    assert done.stderr == ""  # not a terminal
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_progress_is_for_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
+    run = Measurement("mlxgen", 1, 8, 4, 0.1, 0.1, 80.0, 20.0, 1000, [0.1] * 4)
+    monkeypatch.setattr("mlxgen.cli.output.stderr_is_terminal", lambda: terminal)
+    monkeypatch.setattr("mlxgen.cli.bench.bandwidth.memory_bandwidth", lambda: 1e9)
+    monkeypatch.setattr("mlxgen.cli.bench.measure.compare", lambda *_, **__: [run])
+    folder = tiny_gpt2().write(tmp_path / "small-model")
+    done = CliRunner().invoke(bench, ["-m", str(folder), "--prompt-tokens", "8", "-n", "4", "--runs", "1"])
+    assert done.exit_code == 0 and done.stderr == ("mlxgen 1/1\n" if terminal else "")
 
 
 def refused(file: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:

@@ -162,6 +162,15 @@ def test_statistics_and_hints_come_when_asked_for(folder: str) -> None:
     assert run(*args, "--stats", "-q").stderr == ""
 
 
+def test_a_prompt_that_fills_the_context_is_hinted_at_when_asked_for(folder: str, model: mlxgen.Model) -> None:
+    full = model.config.n_positions
+    texts = ("O" + "x" * n for n in range(10 * full))
+    text = next(text for text in texts if len(model.tokenizer.encode(text)) == full)
+    args = ("generate", text, "-m", folder, "-n", "5", "--no-echo")
+    assert run(*args).stderr == ""
+    assert "Hint: the prompt fills all" in run(*args, "--stats").stderr
+
+
 def test_on_a_terminal_the_prompt_and_the_statistics_are_shown(folder: str) -> None:
     code, output = on_terminal("-m", "mlxgen", "generate", "Once upon ", "-m", folder, "-n", "5", "--greedy")
     assert code == 0

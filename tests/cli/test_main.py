@@ -144,6 +144,26 @@ def test_options_and_the_model_come_from_the_environment(folder: str) -> None:
 
 
 @pytest.mark.parametrize("name", list(COMMANDS))
+def test_every_option_has_a_variable_named_after_its_flag(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = main.get_command(click.Context(main), name)
+    assert command is not None
+    for option in command.params:
+        if isinstance(option, click.Option):
+            flag = next(opt for opt in option.opts if opt.startswith("--"))
+            assert option.resolve_envvar_value(click.Context(command)) is None
+            monkeypatch.setenv(f"MLXGEN_{name}_{flag[2:].replace('-', '_')}".upper(), "1")
+            assert option.resolve_envvar_value(click.Context(command)) is not None, flag
+
+
+def test_the_variable_of_a_format_is_named_after_its_flag(folder: str, tmp_path: Path) -> None:
+    lines = tmp_path / "lines.jsonl"
+    lines.write_text('{"prompt": "Once"}\n')
+    env = {"MLXGEN_BATCH_FORMAT": "text"}
+    record = json.loads(run("batch", str(lines), "-m", folder, "-n", "2", "--greedy", env=env).stdout)
+    assert record["prompt"] == '{"prompt": "Once"}'
+
+
+@pytest.mark.parametrize("name", list(COMMANDS))
 def test_every_command_has_help(name: str) -> None:
     result = run(name, "--help")
     assert result.exit_code == 0 and result.stdout.startswith("Usage:")

@@ -79,6 +79,8 @@ def test_the_terminal_obeys_nothing_that_the_text_says(folder: Path) -> None:
 def test_json_on_the_terminal_is_the_record(folder: Path) -> None:
     result = run(folder, PROMPT, "-n", "6", "--json")
     record = json.loads(result.stdout)
+    listed = set(re.findall(r"\w+", run(folder, "--help").stdout))
+    assert {*record, *record["steps"][0], *record["tokens"][0]} <= listed
     expected = mlxgen.generate(mlxgen.load(str(folder)), PROMPT, max_tokens=6, seed=5, ignore_eos=True)
     assert [token["id"] for token in record["tokens"]] == expected.tokens
     assert record["text"] == expected.text
