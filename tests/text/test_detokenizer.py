@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers
 
 from mlxgen.text.detokenizer import ByteText, WindowText, byte_alphabet
+from mlxgen.text.stop_text import StopText
 from mlxgen.text.tokenizer import load_tokenizer
 
 from ..support.streaming import any_ids, check_streams, streamed
@@ -63,6 +64,13 @@ def test_added_tokens_stream_as_the_library_decodes_them(tmp_path):
     tokenizer = load_tokenizer(gpt2_folder(tmp_path, tokenizer_config={"added_tokens_decoder": extra}))
     ids = [32] + [token for text in odd for token in (*tokenizer.encode(text), 32)]
     assert streamed(tokenizer, [], ids) == tokenizer.decode(ids)
+
+
+def test_a_stop_text_of_chinese_characters_is_found_in_what_is_shown(bert):
+    ids = bert.encode("我们 我 a")
+    for stop, shown in (("们b", " 我们我 a"), ("们我", " 我")):
+        stops, stream = StopText(stop), bert.stream(bert.encode("a"))
+        assert "".join(stops.feed(stream.add(token)) for token in ids) + stops.flush() == shown
 
 
 def test_bert_streams_what_it_decodes(bert):

@@ -73,7 +73,7 @@ def _checked(pairs: Iterable[tuple[Any, Any]], file: Path) -> dict[str, int]:
 
 
 def character_tokenizer(vocabulary: Mapping[str, int]) -> str:
-    """The text of a tokenizer.json with one token for each character. Unknown characters are dropped when encoding."""
+    """The text of a tokenizer.json with one token for each character. Text with any other character is an error."""
     library = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=dict(vocabulary), merges=[]))
     library.decoder = tokenizers.decoders.Fuse()
     return library.to_str(pretty=True)

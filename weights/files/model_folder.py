@@ -18,7 +18,7 @@ TORCH_INDEX = "pytorch_model.bin.index.json"
 TORCH_WEIGHTS = (TORCH_SINGLE, TORCH_INDEX, "pytorch_model-*-of-*.bin")
 ADAPTER_CONFIG = "adapter_config.json"
 
-SENTENCEPIECE = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
+SENTENCEPIECE = ("tokenizer.model", "spiece.model", "spm.model", "sentencepiece.bpe.model")
 #: The tokenizer's files.
 TOKENIZER_FILES = (
     "tokenizer.json",
