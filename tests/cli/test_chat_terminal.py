@@ -23,7 +23,7 @@ PATIENCE = 120  # seconds that anything may take on a machine that is busy
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b[=>()][0-9A-B]?|\x1b\][^\x07]*\x07")
 ENTER, UP, CTRL_C, CTRL_D, ALT_ENTER = "\r", "\x1b[A", "\x03", "\x04", "\x1b\r"
 READY = r"> $"
-LETTERS = [*"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.Ġ"]
+LETTERS = [*"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.ĠĊ"]
 ENDLESS = [part for token in range(3) for part in ("--logit-bias", f"{len(LETTERS) + token}=-inf")]  # letters alone
 BUNDLED = Path(mlxgen.__path__[0]).parent / "weights" / "fairy_tales" / "model.safetensors"
 
