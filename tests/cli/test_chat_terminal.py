@@ -24,7 +24,8 @@ ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b[=>()][0-9A-B]?|\x1b\][^\x07]*
 ENTER, UP, CTRL_C, CTRL_D, ALT_ENTER = "\r", "\x1b[A", "\x03", "\x04", "\x1b\r"
 READY = r"> $"
 LETTERS = [*"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.ĠĊ"]
-ENDLESS = [part for token in range(3) for part in ("--logit-bias", f"{len(LETTERS) + token}=-inf")]  # letters alone
+# Letters alone, on one line: no line break, end token or mark.
+ENDLESS = [part for token in range(-1, 3) for part in ("--logit-bias", f"{len(LETTERS) + token}=-inf")]
 BUNDLED = Path(mlxgen.__path__[0]).parent / "weights" / "fairy_tales" / "model.safetensors"
 
 
@@ -92,7 +93,7 @@ class Terminal:
 def dialogpt(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Random weights in DialoGPT's shape, small; its tokens are letters, so that nothing looks like a prompt."""
     folder = tmp_path_factory.mktemp("models") / "DialoGPT-random"
-    return tiny_gpt2(11, letter_tokenizer(LETTERS), n_embd=48, n_layer=3, n_head=12).write(folder)
+    return tiny_gpt2(12, letter_tokenizer(LETTERS), n_embd=48, n_layer=3, n_head=12).write(folder)
 
 
 @pytest.fixture
