@@ -194,7 +194,7 @@ def dictation(text: list[int], start: int, vocab_size: int) -> Callable[[mx.arra
 
 def graph(folder: Path, runs: int) -> Iterator[Row]:
     """What Python builds for a step: the smaller, the better."""
-    measured = step_graph.measure()
+    measured = step_graph.measure(step_graph.decoders())
     theirs = measured["mlx-lm"]
     for side, wanted in {"compiled": ("at most 0.6", "at most 0.75"), "plain": ("", "")}.items():
         ours = measured[f"mlxgen, {side}"]

@@ -17,6 +17,7 @@ from mlxgen.errors import OptionError
 from mlxgen.sampling.softmax import softmax, total, total_before
 
 INF = float("inf")
+SORTED_AT_ONCE = 2048  # numbers that one of Metal's sorting kernels takes
 SMALLEST, LARGEST = 1e-30, 1e30  # values beyond these could become 0 or infinite in float32
 
 
@@ -111,10 +112,25 @@ def apply_top_k(logits: mx.array, k: int) -> mx.array:
     V = logits.shape[-1]
     if k >= V:
         return logits
-    lowest = mx.min(mx.topk(logits, k, axis=-1), axis=-1, keepdims=True)  # [B, 1], the k-th highest
+    lowest = kth_highest(logits, k)
     above, level = logits > lowest, logits == lowest
     n_level = k - mx.sum(above, axis=-1, keepdims=True)  # how many of the tied tokens to keep
     return mx.where(above | (level & (mx.cumsum(level, axis=-1) <= n_level)), logits, -INF)
+
+
+def kth_highest(logits: mx.array, k: int) -> mx.array:
+    """The k-th highest logit of each row: [B, V] -> [B, 1].
+
+    A small k is looked for among the k highest of each block. On Metal, MLX sorts whole rows to find it: a block is one
+    kernel, a vocabulary of 50,257 a dozen.
+    """
+    B, V = logits.shape
+    if V > SORTED_AT_ONCE and 4 * k <= SORTED_AT_ONCE:
+        blocks = mx.pad(logits, [(0, 0), (0, -V % SORTED_AT_ONCE)], constant_values=-INF)
+        blocks = blocks.reshape(B, -1, SORTED_AT_ONCE)
+        logits = mx.topk(blocks, k, axis=-1).reshape(B, -1)  # [B, blocks * k]
+    at = logits.shape[-1] - k
+    return mx.partition(logits, at, axis=-1)[:, at : at + 1]
 
 
 def apply_top_p(logits: mx.array, p: float) -> mx.array:

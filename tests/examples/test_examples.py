@@ -77,11 +77,12 @@ def test_with_the_bundled_model_the_output_is_as_promised(name):
 @needs_compiler
 def test_step_graph_counts_both_sides_and_the_compiled_step_is_smallest():
     """Its times are not tested, only that they are there."""
-    counts = {
-        name.strip(): int(count)
-        for name, count in re.findall(r"^(.+?) +(\d+) primitives +[\d.]+ ms to build$", run("step_graph.py"), re.M)
-    }
-    assert set(counts) == {"mlxgen, compiled", "mlxgen, plain", "mlx-lm"}
+    line = re.compile(r"^(.+?) +(\d+) primitives +[\d.]+ ms to build +[\d.]+ ms to send$", re.M)
+    counts = {name: int(count) for name, count in line.findall(run("step_graph.py", "--runs", "5"))}
+    assert {name for name in counts if not name.startswith("choice")} == {"mlxgen, compiled", "mlxgen, plain", "mlx-lm"}
+    for rules in ("greedy", "top-k + top-p"):  # one graph serves all rows
+        one = counts[f"choice, {rules}, 1 row"]
+        assert counts[f"choice, {rules}, 8 rows"] == counts[f"choice, {rules}, 32 rows"] < 1.1 * one
     assert counts["mlxgen, compiled"] <= 0.75 * counts["mlx-lm"]
     assert counts["mlxgen, plain"] <= counts["mlx-lm"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import shutil
 import weakref
 
@@ -102,6 +103,15 @@ def test_the_loop_gives_the_same_tokens_with_it(model, compiling, monkeypatch, o
     assert len(compiling) > 10 and len(set(compiling)) == 1  # one function for the whole answer
     monkeypatch.setattr(device, "compiles_steps", lambda: False)
     assert mlxgen.generate(model, [1, 2, 3], **options).tokens == with_it.tokens
+
+
+@needs_compiler
+def test_a_layer_writes_its_keys_and_values_at_once(model):
+    cache = make_cache(model.config.n_layer)
+    mx.eval(model.decoder.hidden(mx.array([[1, 2]]), cache))
+    graph = io.StringIO()
+    mx.export_to_dot(graph, CompiledStep(model.decoder)(mx.array([[3]]), cache))
+    assert graph.getvalue().count("DynamicSliceUpdate") == model.config.n_layer
 
 
 @needs_compiler

@@ -168,6 +168,17 @@ def test_drawn_tokens_have_the_distribution():
     assert oracles.chi_square(np.bincount(drawn, minlength=10), probabilities) < 27.9
 
 
+@pytest.mark.parametrize("V", [2000, 2048, 2049, 6000, 50_257])
+def test_the_kth_highest_logit_is_numpys_whatever_the_vocabulary(V):
+    rng = np.random.default_rng(V)
+    logits = rng.normal(size=(2, V)).astype(np.float32)
+    logits[1] = np.round(logits[1], 1)  # many ties
+    logits[1, : V - 30] = -np.inf  # fewer tokens left than some k
+    for k in (1, 2, 40, 500, 1999):
+        expected = -np.sort(-logits, axis=-1)[:, k - 1 : k]
+        assert np.array_equal(np.array(samplers.kth_highest(mx.array(logits), k)), expected)
+
+
 def rounding_badly(monkeypatch):
     """Sums that rounding has spoilt, far worse than on a GPU: they go up at tokens without probability too."""
     exact = samplers.total_before
