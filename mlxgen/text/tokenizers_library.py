@@ -1,7 +1,7 @@
 """Vocabularies that the tokenizers library reads: tokenizer.json, and GPT-2's vocab.json with merges.txt."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ import tokenizers
 
 from mlxgen.errors import ModelError
 from mlxgen.text.backend import Backend, ids_before
+from mlxgen.text.pieces import pieces
 from mlxgen.text.tokenizer_files import OTHER_VOCABULARIES, add_tokens, load_or_raise
 from mlxgen.text.unknown_text import unknown_finder
 
@@ -65,7 +66,7 @@ def _backend(
     is_bpe = isinstance(library.model, tokenizers.models.BPE)
     forced = settings.get("clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output")
     return Backend(
-        encode=lambda text: list(library.encode(text, add_special_tokens=False).ids),
+        encode=encoder(library),
         decode=lambda ids: library.decode(ids, skip_special_tokens=False),
         piece=library.id_to_token,
         vocabulary=library.get_vocab,
@@ -112,3 +113,23 @@ def _override_prefix_space(library: tokenizers.Tokenizer, settings: Mapping[str,
     stated = settings.get("add_prefix_space", False if kind == "GPT2Tokenizer" else None)
     if stated is not None and isinstance(library.pre_tokenizer, tokenizers.pre_tokenizers.ByteLevel):
         library.pre_tokenizer.add_prefix_space = bool(stated)
+
+
+def encoder(library: tokenizers.Tokenizer) -> Callable[[str], list[int]]:
+    """Encode a text without special tokens; a long one piece by piece where that gives the same ids."""
+
+    def encode(text: str) -> list[int]:
+        return list(library.encode(text, add_special_tokens=False).ids)
+
+    if not _splits_words(library):
+        return encode
+    return lambda text: [token for piece in pieces(text) for token in encode(piece)]
+
+
+def _splits_words(library: tokenizers.Tokenizer) -> bool:
+    """Whether GPT-2's pre-tokenizer alone decides where words begin: no added token reaches across a space."""
+    splitter = json.loads(library.pre_tokenizer.__getstate__()) if library.pre_tokenizer is not None else {}
+    added = library.get_added_tokens_decoder().values()
+    plain = all(" " not in token.content and not (token.lstrip or token.rstrip) for token in added)
+    is_byte_level = splitter.get("type") == "ByteLevel" and splitter.get("use_regex", True)
+    return bool(is_byte_level and plain and library.normalizer is None)
