@@ -111,8 +111,8 @@ def chatty(stats: bool | None, quiet: bool) -> bool:
 
 def say_statistics(record: Generation) -> None:
     prompt, generated = len(record.prompt_tokens), len(record.tokens)
-    say(f"Prompt: {prompt} tokens, {record.prompt_tps:.1f} tokens/s")
-    say(f"Generation: {generated} tokens, {record.generation_tps:.1f} tokens/s ({record.finish_reason})")
+    say(f"Prompt: {count(prompt, 'token')}, {record.prompt_tps:.1f} tokens/s")
+    say(f"Generation: {count(generated, 'token')}, {record.generation_tps:.1f} tokens/s ({record.finish_reason})")
     if record.guesses:
         say(f"Guesses: {guesses_in_words(record)}")
     say(f"Peak memory: {size(record.peak_memory)}. Seed: {record.seed}")
@@ -121,6 +121,11 @@ def say_statistics(record: Generation) -> None:
 def guesses_in_words(record: Generation) -> str:
     """For example "120 of 150 right, 3.4 tokens per pass"."""
     return f"{record.accepted} of {record.guesses} right, {record.tokens_per_pass:.1f} tokens per pass"
+
+
+def count(number: int, noun: str) -> str:
+    """For example "1 turn" or "2,000 turns"."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def size(n_bytes: float) -> str:

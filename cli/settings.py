@@ -54,7 +54,12 @@ class StopText(Utf8Text):
 def _unescape(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
     if "" in values:
         raise click.BadParameter("a stop text must not be empty", ctx, param)
-    return tuple(re.sub(r"\\[ntr\\]", lambda found: ESCAPES[found[0]], value) for value in values)
+    return tuple(unescaped(value) for value in values)
+
+
+def unescaped(text: str) -> str:
+    """A stop text as it is meant: with line breaks for \\n."""
+    return re.sub(r"\\[ntr\\]", lambda found: ESCAPES[found[0]], text)
 
 
 class Setting(NamedTuple):
@@ -168,7 +173,6 @@ SETTINGS = (
     ),
     _setting(
         "--stop",
-        in_chat=False,
         type=StopText(),
         multiple=True,
         callback=_unescape,

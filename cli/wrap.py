@@ -52,11 +52,14 @@ class StreamWrapper:
         self._width, self._column = width, column
         self._space = self._word = ""  # not given out yet
         self._begun = False  # whether the word's beginning was given out
+        self._too_long = False  # whether the word is one that the terminal breaks
 
     def next(self, piece: str) -> str:
         """What can be printed now."""
         out = "".join(self._character(character) for character in piece)
-        if self._word and self._column + cells(self._space) + LONG_WORD <= self._width:
+        surely_fits = self._column + cells(self._space) + LONG_WORD <= self._width
+        if self._word and (surely_fits or cells(self._word) > LONG_WORD or self._too_long):
+            self._too_long = self._too_long or not surely_fits
             out += self._give_word()
             self._begun = True
         return out
@@ -66,31 +69,36 @@ class StreamWrapper:
         return self._give_word() + self._take_space()
 
     def _character(self, character: str) -> str:
+        if not character.isspace() and cells(character) < 2:
+            self._word += character
+            return ""
+        out = self._end_word()
         if character == "\n":
-            out = self._give_word() + self._take_space() + "\n"
+            out += self._take_space() + "\n"
             self._column = 0
-            return out
-        if character.isspace():
-            out = self._give_word()
+        elif character.isspace():
             self._space += character
-            return out
-        if cells(character) > 1:  # a Chinese character, say: a line may end before and after it
-            out = self._give_word()
+        else:  # a Chinese character, say: a line may end before and after it
             self._word = character
-            return out + self._give_word()
-        self._word += character
-        return ""
+            out += self._end_word()
+        return out
+
+    def _end_word(self) -> str:
+        out = self._give_word()
+        self._begun = self._too_long = False
+        return out
 
     def _give_word(self) -> str:
         if not self._word:
-            self._begun = False
             return ""
         out = self._take_space()
         if not self._begun and self._column and self._column + cells(self._word) > self._width:
             out, self._column = out.rstrip() + "\n", 0
         out += self._word
         self._column += cells(self._word)
-        self._word, self._begun = "", False
+        if self._column > self._width:
+            self._column = (self._column - 1) % self._width + 1
+        self._word = ""
         return out
 
     def _take_space(self) -> str:

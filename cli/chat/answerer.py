@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from mlxgen.cli.output import in_words, say, say_statistics, write, write_json
+from mlxgen.cli.chat.terminal_echo import no_echo
+from mlxgen.cli.chat.transcript import transcript
+from mlxgen.cli.output import count, in_words, say, say_statistics, stdout_is_terminal, write, write_json
 from mlxgen.cli.progress import prefill_bar
+from mlxgen.cli.wrap import StreamWrapper, terminal_width, wrapped
 
 if TYPE_CHECKING:
     from mlxgen.chat.conversation import Conversation
     from mlxgen.generation.results import Generation, Step
     from mlxgen.generation.session import Session
+
+
+UNFINISHED_WORD = re.compile(r"\S{1,40}\Z")  # at the end of a text that goes on
 
 
 class Stopped(BaseException):
@@ -40,9 +47,9 @@ class Answerer:
         conversation.request = replace(conversation.request, progress=self._progress)
         session = conversation.session
         slides, computed, dropping = session.slides, session.computed, _drops(session)
-        with self._interrupts():
+        with self._interrupts(), no_echo() if self.interactive else nullcontext():
             steps = begin()
-            shown = _ShownText(conversation.template.speaks)
+            shown = _ShownText(conversation)
             try:
                 for step in steps:
                     if not self.as_json:
@@ -61,7 +68,7 @@ class Answerer:
         if self.as_json:
             write_json(_entries(conversation, record, session.computed - computed, slid))
         else:
-            write("\n")
+            write(shown.rest() + "\n")
         if self.stats:
             say_statistics(record)
         self._note_what_is_lost(conversation, slid, began_to_drop=_drops(session) and not dropping)
@@ -78,8 +85,26 @@ class Answerer:
         if self.notes:
             say(text, dim=True)
 
+    def show(self, conversation: Conversation) -> None:
+        """Print the conversation so far."""
+        text = transcript(conversation)
+        if self.as_json:
+            write_json({"turns": [{"user": turn.user, "text": turn.answer} for turn in conversation.turns]})
+        elif text:
+            write(wrapped(text, terminal_width()) if stdout_is_terminal() else text)
+        else:
+            self.note("(the conversation is empty)")
+
+    def show_loaded(self, conversation: Conversation) -> None:
+        """Say what was loaded, and on a terminal show it."""
+        if self.interactive and not self.as_json:
+            self.show(conversation)
+        self.note(f"(loaded {count(len(conversation.turns), 'turn')} with their cache)")
+
     def _note_what_is_lost(self, conversation: Conversation, slid: int, *, began_to_drop: bool) -> None:
         turn, options = conversation.turns[-1], conversation.session.options
+        if turn.finish_reason == "stop" and not turn.answer.strip():
+            self.note("(the model ended its answer at once: /retry tries again)")
         if slid:
             unread = conversation.unread
             gone = f": {_turns(unread)} no longer read in full" if unread else ""
@@ -119,16 +144,30 @@ class Answerer:
 
 
 class _ShownText:
-    """An answer's text as it is printed: without leading whitespace."""
+    """An answer's text as it is printed: an answer of a dialogue without leading whitespace.
 
-    def __init__(self, strip: bool) -> None:
-        self._strip = strip
+    On a terminal, lines are broken between words, and the answer of a story begins with a whole word: where the model
+    goes on within a word, the word's beginning is shown again.
+    """
+
+    def __init__(self, conversation: Conversation) -> None:
+        on_terminal, speaks = stdout_is_terminal(), conversation.template.speaks
+        begun = None if speaks or not on_terminal else UNFINISHED_WORD.search(conversation.turns[-1].text)
+        self._word = begun[0] if begun else ""
+        self._strip = speaks or on_terminal
+        self._lines = StreamWrapper(terminal_width()) if on_terminal else None
 
     def next(self, text: str) -> str:
-        if self._strip:
-            text = text.lstrip()
+        if self._strip and text:
+            if text[0].isspace():
+                self._word = ""
+            text = self._word + text.lstrip()
             self._strip = not text
-        return text
+        return self._lines.next(text) if self._lines else text
+
+    def rest(self) -> str:
+        """What was held back, at the end of the answer."""
+        return self._lines.rest() if self._lines else ""
 
 
 def _drops(session: Session) -> bool:

@@ -15,8 +15,12 @@ from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output import create_output
 
-PROMPT, CONTINUED = "> ", "  "
-TAKES_FILE = ("/save", "/load")
+from mlxgen.cli.chat.transcript import PROMPT
+from mlxgen.cli.output import say
+from mlxgen.cli.wrap import is_plain_terminal
+
+CONTINUED = "  "
+TAKES_FILE = ("/save", "/load", "/export")
 
 
 def input_line(commands: Iterable[str], settings: Iterable[str], history: Path | None) -> Callable[[str], str]:
@@ -24,6 +28,8 @@ def input_line(commands: Iterable[str], settings: Iterable[str], history: Path |
 
     It raises EOFError on Ctrl-D and KeyboardInterrupt on Ctrl-C. history: the file that keeps inputs between runs.
     """
+    if is_plain_terminal():
+        return _plain_line
     session: PromptSession[str] = PromptSession(
         PROMPT,
         completer=ChatCompleter(commands, settings),
@@ -41,6 +47,13 @@ def input_line(commands: Iterable[str], settings: Iterable[str], history: Path |
     return ask
 
 
+def _plain_line(default: str = "") -> str:
+    """One input on a terminal without escape sequences. It cannot start with a text, so that is shown before it."""
+    if default:
+        say(f"(so far: {default})")
+    return input(PROMPT)
+
+
 def default_history() -> Path:
     """The file that keeps inputs between runs, in $XDG_STATE_HOME or ~/.local/state."""
     state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
@@ -48,7 +61,7 @@ def default_history() -> Path:
 
 
 class ChatCompleter(Completer):
-    """Completes commands, the names that /set knows, and files for /save and /load."""
+    """Completes commands, the names that /set knows, and files for /save, /load and /export."""
 
     def __init__(self, commands: Iterable[str], settings: Iterable[str]) -> None:
         self._commands, self._settings = sorted(commands), sorted(settings)

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from mlxgen.cli.output import guesses_in_words, say, size
-from mlxgen.cli.settings import CHAT_SETTINGS, OFF, SWITCH, Setting
+from mlxgen.atomic_file import replacing_file
+from mlxgen.chat.conversation import system_tokens
+from mlxgen.cli.chat.set_options import options_as_text, set_options
+from mlxgen.cli.chat.transcript import transcript
+from mlxgen.cli.output import count, guesses_in_words, say, size
 from mlxgen.errors import OptionError
 
 if TYPE_CHECKING:
     from mlxgen.chat.conversation import Conversation
+    from mlxgen.chat.templates import Message
     from mlxgen.cli.chat.answerer import Answerer
     from mlxgen.generation.results import Step
 
@@ -42,7 +46,7 @@ class Commands:
         """show this list"""
         width = max(len(f"{name} {takes}") for name, (_, takes) in COMMANDS.items())
         for name, (command, takes) in COMMANDS.items():
-            say(f"{f'{name} {takes}'.ljust(width)}  {command.__doc__}")
+            say(f"{f'{name} {takes}'.ljust(width)}  {command.__doc__}", indent=width + 2)
         say("Enter sends. Alt-Enter, or \\ and Enter, starts a new line. Ctrl-C stops an answer. Ctrl-D quits.")
 
     def reset(self, rest: str) -> None:
@@ -53,7 +57,7 @@ class Commands:
     def undo(self, rest: str) -> None:
         """remove the last turn"""
         turn = self.conversation.undo()
-        self.answerer.note(f"(undone: {_short(turn.user)})")
+        self.answerer.note(f"(undone: {_short(turn.user) or 'the newest part of the story'})")
 
     def retry(self, rest: str) -> None:
         """generate another answer to your last text"""
@@ -75,17 +79,27 @@ class Commands:
     def load(self, rest: str) -> None:
         """continue a saved conversation"""
         self.conversation.load(_file(rest, "load"))
-        self.answerer.note(f"(loaded {len(self.conversation.turns)} turns with their cache)")
+        self.answerer.show_loaded(self.conversation)
+
+    def show(self, rest: str) -> None:
+        """show the conversation so far"""
+        self.answerer.show(self.conversation)
+
+    def export(self, rest: str) -> None:
+        """write the conversation to a text file"""
+        file = _file(rest, "export")
+        if not self.conversation.turns:
+            raise OptionError("nothing to export: the conversation is empty")
+        with replacing_file(file) as part:
+            part.write_text(transcript(self.conversation), encoding="utf-8")
+        self.answerer.note(f"(written to {file})")
 
     def set(self, rest: str) -> None:
-        """change an option, such as temperature=0.7 or top_p=off; without one, show all"""
-        if not rest:
-            options: Any = self.conversation.request.options
-            values = {name: options.get(name) for name in CHAT_SETTINGS} | {"seed": self.conversation.seed}
-            say("  ".join(f"{name}={'off' if value is None else value}" for name, value in values.items()))
-            return
-        for word in rest.split():
-            self._set_one(word)
+        """change an option, such as temperature=0.7, top_p=off or stop="The end"; without one, show all"""
+        if rest:
+            set_options(self.conversation, rest)
+        else:
+            say(options_as_text(self.conversation))
 
     def stats(self, rest: str) -> None:
         """show tokens, speed and memory"""
@@ -93,20 +107,27 @@ class Commands:
 
         conversation, session, record = self.conversation, self.conversation.session, self.answerer.record
         table = session.model.config.n_positions
-        say(f"Turns: {len(conversation.turns)}. Context: {len(session.tokens):,} tokens. Slides: {session.slides}")
+        context = count(len(session.tokens), "token")
+        say(f"Turns: {len(conversation.turns)}. Context: {context}. Slides: {session.slides}")
         say(f"Cache: {session.cache_length:,} of {table:,} positions, {size(session.nbytes)}")
         say(f"Processed so far: {session.computed:,} positions. Peak memory: {size(mx.get_peak_memory())}")
         if record:
             speed = f"{record.generation_tps:.1f} tokens/s, seed {record.seed}"
-            say(f"Last answer: {len(record.prompt_tokens)} new prompt tokens, {len(record.tokens)} generated, {speed}")
+            prompt = count(len(record.prompt_tokens), "new prompt token")
+            say(f"Last answer: {prompt}, {len(record.tokens)} generated, {speed}")
             if record.guesses:
                 say(f"Guesses: {guesses_in_words(record)}")
 
     def system(self, rest: str) -> None:
         """set the text before the conversation; without TEXT, remove it"""
-        self.conversation.system = rest
-        when = "from the next turn on" if self.conversation.turns else "set" if rest else "removed"
-        self.answerer.note(f"({when})")
+        conversation = self.conversation
+        if not rest and not conversation.system:
+            self.answerer.note("(there is no system text to remove; /system TEXT sets one)")
+            return
+        check_system(conversation, rest)
+        conversation.system = rest
+        when = ", from the next turn on" if conversation.turns else ""
+        self.answerer.note(f"(the system text is {'set' if rest else 'removed'}{when})")
 
     def exit(self, rest: str) -> None:
         """quit (like Ctrl-D)"""
@@ -114,18 +135,6 @@ class Commands:
 
     def _answer(self, begin: Callable[[], Iterator[Step]]) -> None:
         self.answerer.answer(self.conversation, begin)
-
-    def _set_one(self, word: str) -> None:
-        name, equals, text = word.partition("=")
-        name = name.replace("-", "_")
-        if not equals or name not in CHAT_SETTINGS:
-            raise OptionError(
-                f"cannot set {word!r}: use /set NAME=VALUE, where NAME is one of {', '.join(CHAT_SETTINGS)}"
-            )
-        changed = self.conversation.request.changed(**{name: _value(CHAT_SETTINGS[name], text)})
-        self.conversation.request = changed
-        if name == "seed":
-            self.conversation.seed = changed.seed
 
 
 COMMANDS: dict[str, tuple[Callable[[Commands, str], None], str]] = {
@@ -136,6 +145,8 @@ COMMANDS: dict[str, tuple[Callable[[Commands, str], None], str]] = {
     "/edit": (Commands.edit, "[TEXT]"),
     "/save": (Commands.save, "FILE"),
     "/load": (Commands.load, "FILE"),
+    "/show": (Commands.show, ""),
+    "/export": (Commands.export, "FILE"),
     "/set": (Commands.set, "NAME=VALUE"),
     "/stats": (Commands.stats, ""),
     "/system": (Commands.system, "[TEXT]"),
@@ -143,19 +154,19 @@ COMMANDS: dict[str, tuple[Callable[[Commands, str], None], str]] = {
 }
 
 
-def _value(setting: Setting, text: str) -> Any:
-    if setting.is_flag:
-        if text.lower() not in SWITCH:
-            raise OptionError(f"{setting.name} must be on or off, not {text!r}")
-        return SWITCH[text.lower()]
-    if setting.can_be_off and text.lower() in OFF:
-        return None
-    for number in (int, float):
-        try:
-            return number(text)
-        except ValueError:
-            continue
-    raise OptionError(f"{setting.name} must be a number, not {text!r}")
+def check_system(conversation: Conversation, text: str) -> None:
+    """Raise OptionError or TemplateError for a system text that the model or the template cannot take."""
+    model = conversation.session.model
+    model.tokenizer.encode(text)  # raises for characters without tokens
+    taken = system_tokens(model, conversation.template, text)
+    if taken >= model.config.n_positions and conversation.session.options.overflow == "stop":
+        raise OptionError(
+            f"the system text has {taken:,} tokens, and the model's context only {model.config.n_positions:,} positions"
+        )
+    said: Message = {"role": "user", "content": "a"}
+    if text:
+        conversation.template.write([said], True)
+        conversation.template.write([{"role": "system", "content": text}, said], True)
 
 
 def _file(rest: str, command: str) -> Path:

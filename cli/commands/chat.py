@@ -24,7 +24,7 @@ from mlxgen.cli.options import (
 from mlxgen.cli.output import chatty, in_words, print_traceback, say
 from mlxgen.cli.prompt import Utf8Text
 from mlxgen.cli.settings import CHAT_SETTINGS
-from mlxgen.errors import MlxgenError
+from mlxgen.errors import MlxgenError, OptionError
 
 if TYPE_CHECKING:
     from mlxgen.chat.conversation import Conversation
@@ -72,7 +72,7 @@ def chat(ctx: click.Context, /, **given: Any) -> None:
     from mlxgen.chat.conversation import Conversation, system_tokens
     from mlxgen.chat.templates import choose_template
     from mlxgen.cli.chat.answerer import Answerer
-    from mlxgen.cli.chat.slash_commands import COMMANDS, Commands
+    from mlxgen.cli.chat.slash_commands import COMMANDS, Commands, check_system
 
     request = check_request(ctx, given)
     model = open_model(given)
@@ -86,8 +86,11 @@ def chat(ctx: click.Context, /, **given: Any) -> None:
     conversation = Conversation(
         session, template, system=given["system"], request=request, seed=given["seed"], keep=keep
     )
-    if given["saved"]:
-        conversation.load(given["saved"])
+    if given["system"]:
+        try:
+            check_system(conversation, given["system"])
+        except MlxgenError as error:
+            raise OptionError(f"--system: {error}") from None
     typed = sys.stdin is not None and sys.stdin.isatty()
     answerer = Answerer(
         as_json=given["as_json"],
@@ -96,6 +99,9 @@ def chat(ctx: click.Context, /, **given: Any) -> None:
         interactive=typed,
         quiet=given["quiet"],
     )
+    if given["saved"]:
+        conversation.load(given["saved"])
+        answerer.show_loaded(conversation)
     if not typed:
         if not _all_lines(conversation, answerer):
             ctx.exit(1)
@@ -108,8 +114,9 @@ def chat(ctx: click.Context, /, **given: Any) -> None:
     commands = Commands(conversation, answerer, ask)
     while True:
         try:
-            if error := _attempt(conversation, answerer, commands, ask("")):
-                say(f"Error: {in_words(error)}")
+            refused = _attempt(conversation, answerer, commands, ask(""))
+            if refused:
+                say(f"Error: {in_words(refused)}")
         except KeyboardInterrupt:  # at the input line: the line is dropped
             answerer.note("(Ctrl-D or /exit quits)")
         except EOFError:
@@ -128,10 +135,11 @@ def _all_lines(conversation: Conversation, answerer: Answerer) -> bool:
     good = True
     commands = Commands(conversation, answerer)
     with suppress(EOFError):
-        for number, line in _lines():
-            if error := _attempt(conversation, answerer, commands, line):
+        for number, line, wrong in _lines():
+            refused = wrong or _attempt(conversation, answerer, commands, line)
+            if refused:
                 good = False
-                answerer.report_error(number, line, error)
+                answerer.report_error(number, line, refused)
     return good
 
 
@@ -169,19 +177,20 @@ def _turn(conversation: Conversation, answerer: Answerer, commands: Commands, li
         answerer.answer(conversation, lambda: conversation.say(text))
 
 
-def _lines() -> Iterator[tuple[int, str]]:
-    """The non-empty lines of standard input with their numbers."""
+def _lines() -> Iterator[tuple[int, str, Exception | None]]:
+    """The non-empty lines of standard input with their numbers, and what is wrong with them."""
     if sys.stdin is None:
         raise click.UsageError("no input: standard input is closed")
     for number, raw in enumerate(sys.stdin.buffer, 1):
+        wrong: Exception | None = None
+        encoding = "utf-8-sig" if number == 1 else "utf-8"
         try:
-            line = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
-        except UnicodeDecodeError:
-            raise click.UsageError(
-                f"line {number} of standard input is not UTF-8 text; convert it with iconv -t UTF-8"
-            ) from None
+            line = raw.decode(encoding)
+        except UnicodeDecodeError as error:
+            line = raw.decode(encoding, "replace")
+            wrong = OptionError(f"not UTF-8 text (byte {error.start + 1}); convert it with iconv -t UTF-8")
         if line.strip():
-            yield number, line
+            yield number, line.rstrip("\r\n"), wrong
 
 
 def _greeting(conversation: Conversation) -> str:

@@ -105,6 +105,11 @@ class Conversation:
         self.session.rewind(len(self.session.tokens))
 
     @property
+    def text(self) -> str:
+        """The conversation as text, as the template writes it."""
+        return self._text_of(self.turns, prompt=False)
+
+    @property
     def unread(self) -> list[int]:
         """The numbers, from 1, of the turns that slides have dropped partly or completely."""
         slide = self.session.slide

@@ -14,7 +14,7 @@ from mlxgen.cli.chat.slash_commands import COMMANDS
 from mlxgen.generation.session import Session
 from mlxgen.model import Model
 
-from ..support.chats import write_model
+from ..support.chats import CHATML, write_model
 from .running import run
 
 
@@ -66,6 +66,10 @@ def test_commands_without_a_terminal(folder, tmp_path):
         ("/save", "needs a file name"),
         ("/load /no/such/file", "No such file"),
         ("/edit x", "nothing to edit"),
+        ("/set stop=", "must not be empty"),
+        ('/set stop="the end', "quote is not closed"),
+        ("/export", "needs a file name"),
+        ("/export talk.txt", "nothing to export"),
     ],
 )
 def test_a_wrong_command_says_why(folder, line, reason):
@@ -177,3 +181,83 @@ def test_the_answers_are_the_same_with_guesses():
         guessed = answers(*way)
         assert [line["text"] for line in guessed] == [line["text"] for line in plain]
         assert sum(line["guesses"] for line in guessed) > 0
+
+
+def test_a_line_that_is_not_utf8_is_an_error_object_and_the_rest_is_answered(folder):
+    ran = run("chat", "-m", str(folder), "-n", "3", "--json", stdin=b"one\ntw\xff o\nthree\n")
+    assert ran.exit_code == 1 and ran.stderr == ""
+    one, two, three = [json.loads(line) for line in ran.stdout.splitlines()]
+    assert (one["user"], three["user"], three["turn"]) == ("one", "three", 2)
+    assert two["line"] == 2 and two["user"] == "tw\ufffd o" and "not UTF-8 text (byte 3)" in two["error"]
+
+
+def test_a_system_text_that_does_not_fit_is_not_blamed_on_a_line(folder):
+    ran = chat(folder, "hi\n", "--system", "word " * 100, "--overflow", "stop")
+    assert ran.exit_code == 2 and ran.stdout == ""
+    assert "--system: the system text has" in ran.stderr and "line 1" not in ran.stderr
+
+
+def test_a_template_that_refuses_system_texts_is_named(tmp_path):
+    refusing = "{% if messages[0].role == 'system' %}{{ raise_exception('no system here') }}{% endif %}" + CHATML
+    folder = write_model(tmp_path / "strict", template=refusing)
+    ran = chat(folder, "hi\n", "--system", "be brief")
+    assert ran.exit_code == 2 and "--system: " in ran.stderr and "no system here" in ran.stderr
+    assert "no system here" in chat(folder, "/system be brief\nhi\n").stderr
+
+
+def test_stop_texts_are_set_shown_and_removed(folder):
+    lines = ["/set stop=\\n stop='the end' max_tokens=3", "/set", "/set stop=off", "/set", "hi"]
+    ran = chat(folder, "\n".join(lines), "--stats")
+    assert ran.exit_code == 0, ran.stderr
+    shown = [line for line in ran.stderr.splitlines() if "temperature=" in line]
+    assert r"stop='\n' stop='the end'" in shown[0] and "max_tokens=3" in shown[0] and "stop=off" in shown[1]
+
+
+def test_a_stop_text_that_is_set_ends_the_answer(folder):
+    free = json.loads(chat(folder, "hi\n", "--json", "-n", "30").stdout)["text"]
+    stop = next(character for character in free[1:] if character.isalnum())
+    lines = chat(folder, f"/set stop={stop} max_tokens=30\nhi\n", "--json").stdout
+    cut = json.loads(lines)
+    assert cut["finish_reason"] == "stop" and cut["text"] == free.split(stop)[0].strip()
+
+
+def test_commands_say_what_happened(folder, tmp_path):
+    told = chat(
+        folder, f"/system\n/system be brief\nhi\n/system\n/save {tmp_path}/a\n/load {tmp_path}/a\n", "--stats"
+    ).stderr
+    assert "there is no system text to remove" in told and "the system text is set)" in told
+    assert "the system text is removed, from the next turn on" in told
+    assert "loaded 1 turn with" in told and "1 turns" not in told
+
+
+def test_one_token_is_one_token(folder):
+    told = chat(folder, "h\n/stats\n", "--stats", "-n", "1").stderr
+    assert "Prompt: 1 token," in told and "Generation: 1 token," in told and " 1 tokens" not in told
+
+
+def test_an_answer_that_ends_at_once_is_noticed(folder, model):
+    end = min(model.end_tokens)
+    ran = chat(folder, "hi\n", "--stats", "--logit-bias", f"{end}=1000")
+    assert "ended its answer at once" in ran.stderr
+    assert "ended its answer at once" not in chat(folder, "hi\n", "--stats").stderr
+
+
+def texts(ran: Result) -> list[str]:
+    return [json.loads(line)["text"] for line in ran.stdout.splitlines()]
+
+
+def test_a_dialogue_is_shown_and_exported_as_it_was(folder, tmp_path):
+    file = tmp_path / "talk.txt"
+    options = ("--template", "plain", "--system", "A talk.")
+    ran = chat(folder, f"hi\nhow are you\n/export {file}\n/show\n", *options)
+    answers = texts(chat(folder, "hi\nhow are you\n", "--json", *options))
+    expected = f"A talk.\n\n> hi\n{answers[0]}\n\n> how are you\n{answers[1]}\n"
+    assert file.read_text() == expected and ran.stdout.endswith(expected)
+
+
+def test_a_story_is_exported_as_one_text(folder, tmp_path):
+    options = ("--template", "story")
+    one, two = texts(chat(folder, "Once\nThen\n", "--json", *options))
+    chat(folder, f"Once\nThen\n/export {tmp_path}/story.txt\n", *options)
+    whole = "Once" + one
+    assert (tmp_path / "story.txt").read_text().rstrip() == (whole.rstrip("\n") + "\n\nThen" + two).rstrip()

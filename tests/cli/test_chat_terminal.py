@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,10 @@ class Terminal:
         os.close(theirs)
         self._raw = b""
         self._seen = 0
+
+    @property
+    def raw(self) -> str:
+        return self._raw.decode("utf-8", "replace")
 
     @property
     def text(self) -> str:
@@ -101,9 +106,9 @@ def chat(tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
     """Start `mlxgen chat` on a terminal; every one started in a test has the same history."""
     started: list[Terminal] = []
 
-    def start(*options: str) -> Terminal:
+    def start(*options: str, term: str = "xterm") -> Terminal:
         environment = os.environ | {
-            "TERM": "xterm",
+            "TERM": term,
             "PROMPT_TOOLKIT_NO_CPR": "1",  # there is nobody here to tell where the cursor is
             "XDG_STATE_HOME": str(tmp_path / "state"),
             "COLUMNS": "100",
@@ -124,7 +129,7 @@ def answer_of(shown: str) -> str:
 
 
 def test_a_dialogue_with_every_command(chat, dialogpt, tmp_path):
-    terminal = chat("-m", str(dialogpt), "--seed", "5", "-n", "12", *ENDLESS)
+    terminal = chat("-m", str(dialogpt), "--seed", "5", "-n", "12", "-t", "2", *ENDLESS)
     assert "a dialogue" in terminal.text and "/help" in terminal.text
     first = answer_of(terminal.ask("hello"))
     assert len(first) in range(8, 13)  # a space may come first, and last
@@ -161,7 +166,7 @@ def test_ctrl_c_stops_the_answer_and_keeps_it_and_ctrl_d_leaves(chat, dialogpt):
 
 
 def test_history_is_kept_between_runs_and_an_edit_begins_from_the_old_words(chat, dialogpt):
-    options = ("-m", str(dialogpt), "--seed", "5", "-n", "12", *ENDLESS)
+    options = ("-m", str(dialogpt), "--seed", "5", "-n", "12", "-t", "2", *ENDLESS)
     terminal = chat(*options)
     first = answer_of(terminal.ask("hello there"))
     terminal.send(CTRL_D)
@@ -200,3 +205,60 @@ def test_a_story_with_the_bundled_model(chat):
     assert terminal.ask("") == more
     terminal.send(CTRL_D)
     assert terminal.close() == 0
+
+
+def test_keys_typed_during_an_answer_stay_out_of_it_and_wait_for_the_next_line(chat, dialogpt):
+    terminal = chat("-m", str(dialogpt), "--seed", "5", "-n", "1000000", *ENDLESS)
+    terminal.send("tell me everything" + ENTER)
+    terminal.expect(r"\n[\w. ]{50}")
+    os.write(terminal._ours, b"/st?ats")
+    terminal.expect(r"[\w. ]{50}")
+    os.kill(terminal.child.pid, signal.SIGINT)
+    answer = terminal.expect(r"(?s)\(stopped\)")
+    assert "?" not in answer and "^C" not in answer
+    terminal.expect(r"> /st\?ats$")
+
+
+@pytest.mark.skipif(not BUNDLED.exists(), reason="the bundled model is not here")
+def test_an_answer_on_a_terminal_breaks_between_words(chat):
+    shown = chat("--seed", "1", "-n", "120", "--no-stats").ask("Once upon a time there was a king")
+    paragraphs = shown.split("\n", 1)[1].removesuffix("> ").split("\n\n")
+    for paragraph in paragraphs:
+        lines = paragraph.rstrip().split("\n")
+        assert max(map(len, lines)) <= 100
+        assert all(len(line) + 1 + len(after.split()[0]) > 100 for line, after in pairwise(lines) if after.strip())
+    assert sum(paragraph.count("\n") for paragraph in paragraphs) > 2
+
+
+def test_the_answer_of_a_story_begins_with_a_whole_word(chat, dialogpt):
+    options = ("--template", "story", "--seed", "5", "-n", "12", "-t", "2", *ENDLESS)
+    terminal = chat("-m", str(dialogpt), *options, "--logit-bias", f"{len(LETTERS) - 2}=-inf")
+    first = answer_of(terminal.ask("Once upon a ti"))
+    assert first.startswith("ti") and len(first) > 2
+    more = answer_of(terminal.ask(""))
+    assert more.startswith(first.split()[-1])
+    shown = terminal.ask("/show")
+    assert "Once upon a " + more in shown
+
+
+def test_a_loaded_story_is_shown(chat, dialogpt, tmp_path):
+    options = ("-m", str(dialogpt), "--template", "story", "--seed", "5", "-n", "12", "-t", "2", *ENDLESS)
+    terminal = chat(*options)
+    terminal.ask("Once upon a time")
+    terminal.ask(f"/save {tmp_path / 'tale'}")
+    terminal.send(CTRL_D)
+    terminal.close()
+    assert "Once upon a time" in chat(*options, "--load", str(tmp_path / "tale")).text
+    terminal = chat(*options)
+    assert "Once upon a time" in terminal.ask(f"/load {tmp_path / 'tale'}")
+
+
+def test_a_terminal_without_escape_sequences_gets_none(chat, dialogpt, tmp_path):
+    options = ("-m", str(dialogpt), "--seed", "5", "-n", "12", "-t", "2", *ENDLESS)
+    terminal = chat(*options, term="dumb")
+    first = answer_of(terminal.ask("hello"))
+    assert len(first) > 5
+    assert "undone: hello" in terminal.ask("/undo")
+    assert answer_of(terminal.ask("hello")) == first
+    terminal.send("/exit" + ENTER)
+    assert terminal.close() == 0 and "\x1b" not in terminal.raw

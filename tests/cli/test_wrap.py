@@ -46,6 +46,13 @@ def test_a_word_that_surely_fits_is_shown_at_once_and_one_that_may_not_waits() -
     assert wrapper.next("cess ") == "cess"
 
 
+def test_a_word_without_end_is_not_held_back_for_ever() -> None:
+    wrapper = StreamWrapper(40)
+    shown = [wrapper.next(character) for character in "Once upon a time he said " + "a" * 200 + " b"]
+    assert "".join(shown[:120]).count("a") > 80 and shown[100] == "a"
+    assert "".join(shown) + wrapper.rest() == "Once upon a time he said\n" + "a" * 200 + "\nb"
+
+
 def test_a_command_in_backquotes_stays_on_one_line() -> None:
     text = "reading PyTorch weights needs torch: `pip3 --python /a/b/c/bin/python install torch`"
     assert "`pip3 --python /a/b/c/bin/python install torch`" in wrapped(text, 40).split("\n")
