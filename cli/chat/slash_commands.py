@@ -165,7 +165,6 @@ def check_system(conversation: Conversation, text: str) -> None:
         )
     said: Message = {"role": "user", "content": "a"}
     if text:
-        conversation.template.write([said], True)
         conversation.template.write([{"role": "system", "content": text}, said], True)
 
 
