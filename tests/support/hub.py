@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import json
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -43,6 +45,10 @@ class Hub(ThreadingHTTPServer):
         self.refusals: dict[str, tuple[int, str]] = {}  # repo -> status and the hub's error code
         self.asked: list[str] = []
         self.cut_at: int | None = None  # bytes of a file after which the connection breaks
+        self.cut_every: int | None = None  # bytes of an answer after which the connection breaks
+        self.listing: bytes | None = None  # in place of the repository's own
+        self.pause: float | None = None  # seconds between the bytes of an answer
+        self.compressed = False  # whether files are sent with gzip
         self.ranges: list[str] = []
         self.damaged: set[str] = set()  # files that arrive with other bytes than the hub has
         self.uploaded: dict[str, bytes] = {}
@@ -71,16 +77,11 @@ class Answer(BaseHTTPRequestHandler):
             return self.send(404, b"", {"X-Error-Code": "RepoNotFound"})
         if len(rest) > 1 and rest[1] not in ("main", COMMIT):
             return self.send(404, b"", {"X-Error-Code": "RevisionNotFound"})
-        if api and rest[:1] == ["tree"]:
-            tree = [
-                {"type": "file", "path": name, "size": len(data), "oid": f"{i:040x}"}
-                for i, (name, data) in enumerate(files.items())
-            ]
-            return self.send(200, json.dumps(tree).encode(), {"Content-Type": "application/json"})
         if api:
             siblings = [{"rfilename": name} for name in files]
             info = {"id": repo, "sha": COMMIT, "siblings": siblings, "tags": [], "downloads": 0}
-            return self.send(200, json.dumps(info).encode(), {"Content-Type": "application/json"})
+            listing = json.dumps(info).encode() if self.server.listing is None else self.server.listing
+            return self.send(200, listing, {"Content-Type": "application/json"})
         name = "/".join(rest[2:])
         if name not in files:
             return self.send(404, b"", {"X-Error-Code": "EntryNotFound"})
@@ -97,7 +98,12 @@ class Answer(BaseHTTPRequestHandler):
             self.server.ranges.append(asked)
             begin = int(asked.removeprefix("bytes=").partition("-")[0])
             headers |= {"Content-Range": f"bytes {begin}-{len(data) - 1}/{len(data)}"}
+        if self.server.compressed and self.command == "GET":
+            self.send(200, gzip.compress(data), headers | {"Content-Encoding": "gzip"})
+            return
         cut = self.server.cut_at
+        if self.server.cut_every:
+            cut = begin + self.server.cut_every
         if cut is None or len(data) <= cut or self.command == "HEAD":
             self.send(206 if begin else 200, data[begin:], headers)
             return
@@ -151,7 +157,13 @@ class Answer(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         if self.command != "HEAD":
-            self.wfile.write(body)
+            self.write_slowly(body)
+
+    def write_slowly(self, body: bytes) -> None:
+        pause = self.server.pause
+        for at in range(0, len(body), 1 if pause else max(1, len(body))):
+            self.wfile.write(body[at : at + 1] if pause else body)
+            time.sleep(pause or 0)
 
     def log_message(self, *_: Any) -> None:
         pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -135,3 +136,10 @@ def test_an_error_in_a_folder_that_hides_a_model_of_the_hub_says_so(
     with pytest.raises(ModelError) as other:
         mlxgen.load("./gpt2")
     assert "hides" not in str(other.value)
+
+
+def test_a_pipe_in_place_of_a_config_is_not_waited_for(hub: Hub) -> None:
+    Path("mlxgen-home/models/pipe").mkdir(parents=True)
+    os.mkfifo("mlxgen-home/models/pipe/config.json")
+    Path("mlxgen-home/models/pipe/model.safetensors").write_bytes(b"")
+    assert not [entry for entry in listed() if entry["name"] == "pipe"]

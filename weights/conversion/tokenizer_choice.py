@@ -9,7 +9,7 @@ from mlxgen.lfs_pointer import check_not_pointer
 from mlxgen.weights.conversion.characters import tokenizer_of
 from mlxgen.weights.files.model_folder import TOKENIZER_FILES
 from mlxgen.weights.hub.names import ALIASES, repository_of
-from mlxgen.weights.hub.repository import snapshot
+from mlxgen.weights.hub.repository import download_tokenizer
 from mlxgen.weights.sources.checkpoint import Checkpoint
 
 GPT2_SIZES = (50257, 50304)  # nanoGPT pads 50,257 to 50,304, a multiple of 64
@@ -87,7 +87,7 @@ def _from_hub(name: str, problem: str) -> Files:
     """The tokenizer files of a model on the hub. problem: how an error begins."""
     repo = repository_of(name)
     try:
-        folder = snapshot(repo, TOKENIZER_FILES)
+        folder = download_tokenizer(repo)
     except Exception as error:  # no network, no such model, no space
         raise ModelError(f"{problem} ({reason_of(error)}); give a folder that contains it with --vocab") from None
     files = _from_folder(folder)

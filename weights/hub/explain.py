@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mlxgen.errors import reason_of
+from mlxgen.weights.hub.answers import BadAnswer
 from mlxgen.weights.hub.names import BUNDLED, suggestion
 
 LOGIN = "log in with `hf auth login` or set HF_TOKEN"
@@ -34,6 +35,9 @@ def explain_download(repo: str, revision: str | None, error: Exception) -> str:
             f"{repo}: not in the cache, and HF_HUB_OFFLINE is set; unset it and run once while online, "
             f"or use the bundled {BUNDLED}"
         )
+    if isinstance(error, BadAnswer):
+        where = f"the answer of {constants.ENDPOINT} is invalid"
+        return f"{repo}: not in the cache, and {where} ({reason_of(error)}); try again later, or check HF_ENDPOINT"
     return (
         f"{repo}: not in the cache, and {constants.ENDPOINT} cannot be reached ({reason_of(error)}); check the "
         f"network or proxy, or use the bundled {BUNDLED}"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from urllib.parse import quote
 
 from mlxgen.errors import ModelError, reason_of
 from mlxgen.network.config import read_config
@@ -16,15 +17,24 @@ from mlxgen.weights.files.model_folder import (
     SHARDS,
     SINGLE,
     SMALL_FILES,
+    TOKENIZER_FILES,
     TORCH_WEIGHTS,
     has_torch_weights,
     torch_weights_only,
     weight_files,
 )
-from mlxgen.weights.hub.checksum import check_download
+from mlxgen.weights.hub.answers import BadAnswer, checked_hex, get_json
 from mlxgen.weights.hub.client_output import client_output
-from mlxgen.weights.hub.download import download_file
+from mlxgen.weights.hub.download import cache_of, download_file, remember
 from mlxgen.weights.hub.explain import explain_download
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """A revision of a repository: its commit, and the names of its files."""
+
+    commit: str
+    files: list[str]
 
 
 def download_model(repo: str, revision: str | None, *, pickled: bool) -> Path:
@@ -43,24 +53,42 @@ def download_model(repo: str, revision: str | None, *, pickled: bool) -> Path:
         if folder is None:
             raise ModelError(explain_download(repo, revision, error)) from None
         return folder
-    all_files = [file.rfilename for file in listing.siblings or []]
-    files = needed_files(all_files, pickled=pickled)
+    files = needed_files(listing.files, pickled=pickled)
     where = f"{repo} (revision {revision})" if revision else repo
-    _check_listing(repo, where, files, all_files)
+    _check_listing(repo, where, files, listing.files)
     try:
-        with client_output():
-            # The config first: a model that cannot be opened is refused before its weights are downloaded.
-            read_config(snapshot(repo, ["config.json"], revision))
-            for file in files:
-                if file.endswith((".safetensors", ".bin")) and listing.sha:
-                    download_file(repo, listing.sha, file)
-            return snapshot(repo, files, revision)
+        # The config first: a model that cannot be opened is refused before its weights are downloaded.
+        read_config(_download(repo, revision, listing, ["config.json"]))
+        return _download(repo, revision, listing, files)
     except ModelError as error:
         raise ModelError(f"{where}: {error}") from None
+    except BadAnswer as error:
+        raise ModelError(f"{where}: the hub's answer is invalid: {reason_of(error)}; try again later") from None
     except Exception as error:
         raise ModelError(
             f"{where}: the download was interrupted ({reason_of(error)}); run the command again to resume it"
         ) from None
+
+
+def download_tokenizer(repo: str) -> Path:
+    """The folder with the tokenizer files of the model ``repo``. Raises ModelError, the client's errors and others."""
+    from huggingface_hub import constants, try_to_load_from_cache
+
+    if constants.HF_HUB_OFFLINE:
+        for file in ("tokenizer.json", "vocab.json"):
+            if isinstance(found := try_to_load_from_cache(repo, file), str):
+                return Path(found).parent
+    listing = _listing(repo, None)
+    return _download(repo, None, listing, [file for file in listing.files if _matches(file, TOKENIZER_FILES)])
+
+
+def _download(repo: str, revision: str | None, listing: Listing, files: Sequence[str]) -> Path:
+    """Download files of a repository; returns their folder."""
+    with client_output():
+        for file in files:
+            download_file(repo, listing.commit, file)
+    remember(repo, revision, listing.commit)
+    return cache_of(repo) / "snapshots" / listing.commit
 
 
 def needed_files(files: Sequence[str], *, pickled: bool = False) -> list[str]:
@@ -78,42 +106,26 @@ def needed_files(files: Sequence[str], *, pickled: bool = False) -> list[str]:
     return small
 
 
-def snapshot(repo: str, files: Sequence[str], revision: str | None = None) -> Path:
-    """Download the repository's files that match the patterns ``files``; their folder. New files are checked.
-
-    Raises ModelError for a damaged file, and the client's errors.
-    """
-    from huggingface_hub import constants, snapshot_download
-    from huggingface_hub.file_download import repo_folder_name
-
-    blobs = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repo, repo_type="model") / "blobs"
-    known = {path.name for path in blobs.iterdir()} if blobs.is_dir() else set()
-    patterns = [file.replace("[", "[[]") for file in files]
-    folder = Path(snapshot_download(repo, revision=revision, allow_patterns=patterns, library_name="mlxgen"))
-    for path in folder.iterdir():
-        blob = path.resolve()
-        if path.is_symlink() and blob.is_file() and blob.name not in known:
-            try:
-                check_download(blob, blob.name, path.name)
-            except ModelError:
-                path.unlink()
-                raise
-    return folder
-
-
 def _matches(file: str, patterns: Sequence[str]) -> bool:
-    return "/" not in file and any(fnmatch.fnmatchcase(file, pattern) for pattern in patterns)
+    return "/" not in file and file.isprintable() and any(fnmatch.fnmatchcase(file, pattern) for pattern in patterns)
 
 
-def _listing(repo: str, revision: str | None) -> Any:
-    """The hub's record of a model, with its files. Raises the client's errors."""
-    import huggingface_hub
+def _listing(repo: str, revision: str | None) -> Listing:
+    """The files of a revision. Raises BadAnswer, Stalled, and the client's errors."""
     from huggingface_hub import constants, errors
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
+    validate_repo_id(repo)
     if constants.HF_HUB_OFFLINE:
         raise errors.OfflineModeIsEnabled()
-    api = huggingface_hub.HfApi(library_name="mlxgen")
-    return api.model_info(repo, revision=revision, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+    at = f"/revision/{quote(revision, safe='')}" if revision else ""
+    entries = get_json(f"{constants.ENDPOINT}/api/models/{repo}{at}")
+    try:
+        files = [str(entry["rfilename"]) for entry in entries["siblings"]]
+        commit = entries["sha"]
+    except (TypeError, LookupError):
+        raise BadAnswer("it is not a list of files") from None
+    return Listing(checked_hex("commit", commit), files)
 
 
 def _check_listing(repo: str, where: str, files: Sequence[str], all_files: Sequence[str]) -> None:

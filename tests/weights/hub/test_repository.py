@@ -146,7 +146,7 @@ def test_a_download_that_breaks_off_says_that_it_can_go_on(hub: Hub, monkeypatch
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("huggingface_hub.snapshot_download", full)
+    monkeypatch.setattr("mlxgen.weights.hub.repository.download_file", full)
     message = refusal("someone/tales")
     assert "interrupted" in message and "No space left" in message
 
