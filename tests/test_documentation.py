@@ -217,6 +217,12 @@ def test_a_wrong_name_is_found() -> None:
             check_name(code)
 
 
+def test_the_architecture_has_every_module_that_stands_in_no_room() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    modules = {f"{part}/{file.name}" for part in ("mlxgen", "weights", "cli") for file in (ROOT / part).glob("*.py")}
+    assert {name for name in modules - {"weights/__init__.py", "cli/__init__.py"} if f"`{name}`" not in text} == set()
+
+
 def test_every_page_is_linked_from_the_readme() -> None:
     linked = {(ROOT / link).resolve() for link in PAGES[0].links if "://" not in link}
     assert {page.path for page in PAGES[1:]} <= linked

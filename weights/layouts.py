@@ -20,7 +20,7 @@ from mlxgen.errors import ModelError, printable
 from mlxgen.network.config import GPT2Config, Quantization
 from mlxgen.weights.files.headers import StoredTensor, main_dtype, read_headers
 from mlxgen.weights.files.model_folder import weight_files
-from mlxgen.weights.tensor_names import further_heads, plain_names, shared_prefix
+from mlxgen.weights.tensor_names import further_heads, names_without_prefixes, shared_prefix
 
 Shape = tuple[int, ...]
 
@@ -32,7 +32,7 @@ MOST_NAMES = 30  # of each kind that an error lists
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ParameterSource:
     """Where one parameter of the decoder comes from."""
 
     name: str  # in the checkpoint
@@ -47,7 +47,7 @@ class Layout:
     A checkpoint may have a head although the config ties it to the embedding: see `decoder_weights`.
     """
 
-    sources: Mapping[str, Source]
+    sources: Mapping[str, ParameterSource]
     packed: Mapping[str, Quantization]
     left_out: tuple[str, ...] = ()  # tensors of heads that a language model does not have
 
@@ -116,11 +116,11 @@ def match(stored: Mapping[str, StoredTensor], config: GPT2Config, settings: str 
     settings: where the config is from, for errors; None if it follows from the tensors. Raises ModelError that names
     the tensors which are missing, unexpected, or of another shape than the config's.
     """
-    names = plain_names(stored)
+    names = names_without_prefixes(stored)
     further = further_heads(names.values(), HEAD in names.values())
     prefix = next((p for p in ("transformer.", "model.") if any(name.startswith(p) for name in names.values())), "")
     conv1d = prefix != "model."
-    sources: dict[str, Source] = {}
+    sources: dict[str, ParameterSource] = {}
     unexpected: list[str] = []
     expected = decoder_shapes(config)
     for stored_name, tensor in stored.items():
@@ -135,7 +135,7 @@ def match(stored: Mapping[str, StoredTensor], config: GPT2Config, settings: str 
         else:
             unexpected.append(stored_name)
             continue
-        sources[target] = Source(stored_name, tensor, conv1d and rest.endswith(PRODUCTS))
+        sources[target] = ParameterSource(stored_name, tensor, conv1d and rest.endswith(PRODUCTS))
     if config.tie_word_embeddings and HEAD in sources:
         if EMBEDDING in sources:
             expected[HEAD] = expected[EMBEDDING]
@@ -161,7 +161,9 @@ def match(stored: Mapping[str, StoredTensor], config: GPT2Config, settings: str 
     return Layout(sources, packed, tuple(further))
 
 
-def _packed(sources: Mapping[str, Source], config: GPT2Config, expected: dict[str, Shape]) -> dict[str, Quantization]:
+def _packed(
+    sources: Mapping[str, ParameterSource], config: GPT2Config, expected: dict[str, Shape]
+) -> dict[str, Quantization]:
     """The layers that have scales. ``expected`` is changed to the shapes of their packed weights, scales and biases."""
     packed: dict[str, Quantization] = {}
     for target in sources:
@@ -184,7 +186,7 @@ def _packed(sources: Mapping[str, Source], config: GPT2Config, expected: dict[st
     return packed
 
 
-def _problem(source: Source, shape: Shape, target: str, packed: Mapping[str, Quantization]) -> str | None:
+def _problem(source: ParameterSource, shape: Shape, target: str, packed: Mapping[str, Quantization]) -> str | None:
     """What is wrong with one tensor, or None."""
     path, _, kind = target.rpartition(".")
     types: tuple[str, ...] = FLOATS

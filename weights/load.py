@@ -21,7 +21,7 @@ from mlxgen.reading import reading
 from mlxgen.text.tokenizer import load_tokenizer
 from mlxgen.weights.files.arrays import tensor_reader
 from mlxgen.weights.hub.locate import naming_hidden_model, resolve, source_of
-from mlxgen.weights.layouts import Source, decoder_shapes, read_layout
+from mlxgen.weights.layouts import ParameterSource, decoder_shapes, read_layout
 from mlxgen.weights.parameters import DecoderWeights, Read, decoder_weights
 
 
@@ -100,7 +100,7 @@ def _reader() -> Read:
     """Reads tensors from their files, opening each file once."""
     opened: dict[Path, Callable[[str], mx.array]] = {}
 
-    def read(source: Source) -> mx.array:
+    def read(source: ParameterSource) -> mx.array:
         file = source.tensor.file
         if file not in opened:
             opened[file] = tensor_reader(file)

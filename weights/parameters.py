@@ -9,9 +9,9 @@ import mlx.core as mx
 
 from mlxgen.dtypes import BFLOAT16, BY_TAG, DType
 from mlxgen.network.config import GPT2Config, Quantization
-from mlxgen.weights.layouts import HEAD, Layout, Source
+from mlxgen.weights.layouts import HEAD, Layout, ParameterSource
 
-Read = Callable[[Source], mx.array]
+Read = Callable[[ParameterSource], mx.array]
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ FURTHER_HEAD = re.compile(r"((?!lm_head)\w+_head|score|classifier|qa_outputs)\..
 CLASSIFIERS = ("score.", "classifier.", "qa_outputs.")
 
 
-def plain_names(stored: Mapping[str, TensorEntry]) -> dict[str, str]:
+def names_without_prefixes(stored: Mapping[str, TensorEntry]) -> dict[str, str]:
     """Each tensor's name without the prefixes of wrappers and of the modules that a model was a part of.
 
     "transformer." and "model." stay where they mean a published layout. Raises ModelError for several models in one
@@ -29,12 +29,12 @@ def plain_names(stored: Mapping[str, TensorEntry]) -> dict[str, str]:
         raise ModelError(f"contains {len(outer)} models, whose tensors' names begin with {prefixes}; save one of them")
     whole = "".join(outer)
     foreign = whole.removesuffix("transformer.")
-    if foreign == whole and _is_linear(stored, plain):
+    if foreign == whole and _has_mlx_lm_layout(stored, plain):
         foreign = re.sub(r"(?<![^.])model\.$", "", whole)  # the layout of mlx-lm
     return {name: text.removeprefix(foreign) for name, text in plain.items()}
 
 
-def _is_linear(stored: Mapping[str, TensorEntry], plain: Mapping[str, str]) -> bool:
+def _has_mlx_lm_layout(stored: Mapping[str, TensorEntry], plain: Mapping[str, str]) -> bool:
     """Whether the layers' weights are [out, in], as in mlx-lm's layout; packed ones always are."""
     shapes = (stored[name].shape for name, text in plain.items() if text.endswith("h.0.attn.c_attn.weight"))
     return all(len(shape) == 2 and shape[0] > shape[1] for shape in shapes)

@@ -39,7 +39,7 @@ class RuleGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class Processed:
+class ProcessedPrompt:
     """A prompt that has been processed, in one row of caches that may hold others.
 
     offset, following: see BatchCache.join. logits [1, V]: those of its last position.
@@ -61,7 +61,7 @@ class ActiveRows:
         self._cache = BatchCache(model.config.n_layer, options.max_kv_size, options.keep)
         self._slots: dict[BatchRow, int] = {}
         self._groups: list[RuleGroup] = []
-        self._processed: Processed | None = None  # the newest prompt, while samples of it are still to come
+        self._processed: ProcessedPrompt | None = None  # the newest prompt, while samples of it are still to come
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -135,7 +135,7 @@ class ActiveRows:
         """Let in a row whose context has its own cache. logits [1, V]: those of its last position."""
         caches = row.context.give_cache_away()
         following = int(caches[0].state[-1])  # for both kinds of cache the index of the next position
-        self._join([row], [Processed(row.context.tokens, caches, 0, int(caches[0].offset), following, logits)])
+        self._join([row], [ProcessedPrompt(row.context.tokens, caches, 0, int(caches[0].offset), following, logits)])
 
     def _join_together(self, rows: Sequence[BatchRow]) -> None:
         """Process several prompts in one pass, each different one once, and let their rows join."""
@@ -144,12 +144,12 @@ class ActiveRows:
         prompts = list({tuple(row.context.tokens): row.context.tokens for row in rows}.values())
         caches, logits = self._prefill(prompts)
         processed = [
-            Processed(tokens, caches, at, len(tokens), len(tokens), logits[at : at + 1])
+            ProcessedPrompt(tokens, caches, at, len(tokens), len(tokens), logits[at : at + 1])
             for at, tokens in enumerate(prompts)
         ]
         self._join(rows, [processed[prompts.index(row.context.tokens)] for row in rows])
 
-    def _join(self, rows: Sequence[BatchRow], prompts: Sequence[Processed]) -> None:
+    def _join(self, rows: Sequence[BatchRow], prompts: Sequence[ProcessedPrompt]) -> None:
         """Give rows slots and first choices. prompts: each row's own."""
         for row, slot, prompt in zip(rows, self._cache.reserve(len(rows)), prompts, strict=True):
             self._cache.join(slot, prompt.caches, prompt.row, prompt.offset, prompt.following)

@@ -124,7 +124,7 @@ def generate(model: Model, prompt: str | Sequence[int] = "", **options: Unpack[O
 
 def _guesser(context: Context, request: Request) -> Guesser | None:
     """The guesser that the request asks for, or None. Raises OptionError."""
-    if not request.guesses:
+    if not request.is_guessing:
         return None
     if not context.has_own_cache:
         raise OptionError("lookahead and draft need the session's own cache: leave out cache=")

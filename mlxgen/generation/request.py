@@ -112,7 +112,7 @@ class Request:
         return cast(Options, own | {entry.name: getattr(part, entry.name) for part in parts for entry in fields(part)})
 
     @property
-    def guesses(self) -> bool:
+    def is_guessing(self) -> bool:
         """Whether tokens are guessed, so that one pass checks several."""
         return self.lookahead or self.draft is not None
 
@@ -189,7 +189,7 @@ def sample_seeds(seed: int | None, num_samples: int) -> list[int]:
 
 def refuse_guesses(request: Request, reason: str) -> None:
     """Raise OptionError if the request asks for guesses. reason: what the message says after the option's name."""
-    if request.guesses:
+    if request.is_guessing:
         raise OptionError(f"{'lookahead' if request.lookahead else 'draft'} {reason}")
 
 

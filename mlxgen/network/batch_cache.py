@@ -35,9 +35,9 @@ class BatchCache:
         """How many slots there are, free ones included."""
         return len(self.offsets)
 
-    def filled(self, row: int) -> int:
-        """How many positions a row's slot holds."""
-        return self._filled(self.offsets[row])
+    def filled(self, slot: int) -> int:
+        """How many positions a slot holds."""
+        return self._filled(self.offsets[slot])
 
     def reserve(self, rows: int) -> list[int]:
         """Slots for rows that are about to join: free ones, then new ones."""

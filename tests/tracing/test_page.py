@@ -245,6 +245,9 @@ def test_it_steps_by_button_slider_key_and_token(opened: Browser, trace: Trace) 
     chosen = trace.steps[16].chosen
     assert opened.js("return document.querySelector('#candidates tr.chosen').dataset.token") == str(chosen.token)
     assert f"{100 * chosen.probability:.2f}%" in opened.text("#figures") or chosen.probability < 5e-5
+    said = re.search(r"([\d.]+) bits \(perplexity ([\d.,]+)\)", opened.text("#logits-says"))
+    assert said and float(said[1]) == pytest.approx(trace.steps[16].entropy, abs=0.006)
+    assert float(said[2].replace(",", "")) == pytest.approx(2 ** trace.steps[16].entropy, rel=0.06)
 
 
 def test_it_plays_by_itself_until_it_is_paused(opened: Browser) -> None:

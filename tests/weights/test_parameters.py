@@ -11,7 +11,7 @@ import pytest
 from mlxgen.dtypes import BY_NAME, name_of
 from mlxgen.network.config import Quantization
 from mlxgen.weights.files.headers import StoredTensor
-from mlxgen.weights.layouts import HEAD, Layout, Source
+from mlxgen.weights.layouts import HEAD, Layout, ParameterSource
 from mlxgen.weights.parameters import DecoderWeights, decoder_weights, same_numbers
 
 from ..support.models import tiny_gpt2
@@ -23,7 +23,9 @@ TIED = tiny_gpt2().config
 def weights(arrays: dict[str, mx.array], **packed: Quantization) -> tuple[Layout, DecoderWeights]:
     """A checkpoint that consists of these arrays, under the decoder's names; packed: by path, with _ for a dot."""
     sources = {
-        name: Source(name, StoredTensor(BY_NAME[name_of(array.dtype)].tag, array.shape, Path()), transpose=False)
+        name: ParameterSource(
+            name, StoredTensor(BY_NAME[name_of(array.dtype)].tag, array.shape, Path()), transpose=False
+        )
         for name, array in arrays.items()
     }
     layout = Layout(sources, {path.replace("_", "."): entry for path, entry in packed.items()})

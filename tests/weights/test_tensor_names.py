@@ -17,7 +17,7 @@ import mlxgen
 from mlxgen.errors import ModelError, ModelWarning
 from mlxgen.weights import convert
 from mlxgen.weights.load import open_decoder
-from mlxgen.weights.tensor_names import plain_names, shared_prefix
+from mlxgen.weights.tensor_names import names_without_prefixes, shared_prefix
 
 from ..cli.running import run
 from ..support.models import TinyGPT2, published, tiny_gpt2
@@ -147,4 +147,4 @@ def test_a_message_names_config_json_only_where_there_is_one(tmp_path: Path) -> 
 def test_names_of_published_layouts_stay(tiny: TinyGPT2) -> None:
     for layout in ("bare", "transformer.", "model."):
         stored = published(tiny.weights, layout)
-        assert plain_names(stored) == {name: name for name in stored}
+        assert names_without_prefixes(stored) == {name: name for name in stored}

@@ -25,7 +25,7 @@ from mlxgen.weights.conversion.weight_format import GROUP_SIZE, WeightFormat, we
 from mlxgen.weights.conversion.written_config import config_entries, mlx_lm_limits, with_start_and_end
 from mlxgen.weights.files.headers import main_dtype
 from mlxgen.weights.files.replace_folder import check_free, replacing_folder
-from mlxgen.weights.files.writer import Progress, write_weights
+from mlxgen.weights.files.writer import WriteProgress, write_weights
 from mlxgen.weights.hub.converted import converted_folder, converted_model
 from mlxgen.weights.hub.locate import naming_hidden_model
 from mlxgen.weights.hub.names import ALIASES, BUNDLED, BUNDLED_FOLDER
@@ -52,7 +52,7 @@ def convert(
     dequantize: bool = False,
     force: bool = False,
     verify: bool = False,
-    progress: Progress | None = None,
+    progress: WriteProgress | None = None,
     warn: Warn | None = None,
 ) -> Conversion:
     """Convert a GPT-2 checkpoint to an MLX model folder.

@@ -17,7 +17,7 @@ from mlxgen.weights.files.model_folder import INDEX, SINGLE
 MAX_SHARD_BYTES = 5 << 30  # as mlx-lm's
 
 #: Called with (tensors written, tensors in all, name of the last).
-Progress = Callable[[int, int, str], None]
+WriteProgress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class TensorGroup:
     compute: Callable[[], Sequence[mx.array]]
 
 
-def write_weights(folder: Path, groups: Sequence[TensorGroup], progress: Progress | None = None) -> None:
+def write_weights(folder: Path, groups: Sequence[TensorGroup], progress: WriteProgress | None = None) -> None:
     """Write model.safetensors into ``folder``, or shards and an index if it would be too large. Raises OSError."""
     shards = split_into_shards(groups, MAX_SHARD_BYTES)
     n_tensors = sum(len(shard) for shard in shards)

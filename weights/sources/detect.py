@@ -31,7 +31,7 @@ from mlxgen.weights.hub.names import BUNDLED, repository_of
 from mlxgen.weights.sources.checkpoint import Checkpoint, LazyTensor
 from mlxgen.weights.sources.openai_release import refuse_release
 from mlxgen.weights.sources.pytorch import read_pickle, state_dict
-from mlxgen.weights.sources.state_dict import checkpoint_from_tensors, plain_names
+from mlxgen.weights.sources.state_dict import checkpoint_from_tensors, in_known_layout
 
 PICKLED_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 #: Files that training leaves beside the weights.
@@ -90,7 +90,7 @@ def _open_model_folder(folder: Path, config: Path | None) -> Checkpoint:
     else:
         weight_files(folder)  # says what is missing
         raise ModelError(f"{folder}: has no weights")
-    return Checkpoint(kind, entries, plain_names(tensors), folder, folder)
+    return Checkpoint(kind, entries, in_known_layout(tensors), folder, folder)
 
 
 def _open_file(path: Path, config: Path | None) -> Checkpoint:

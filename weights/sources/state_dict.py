@@ -26,7 +26,7 @@ MASK = re.compile(r"(.*\.)?h\.0\.attn\.bias")
 SHARED_ENTRIES = ("vocab_size", "n_layer", "n_head", "n_embd")
 
 
-def plain_names(tensors: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
+def in_known_layout(tensors: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
     """The tensors under names of a layout that `layouts.match` knows."""
     plain = {
         name.replace("lm_head.decoder.", "lm_head."): tensor  # DialoGPT's first files
@@ -37,7 +37,7 @@ def plain_names(tensors: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
 
 def without_wrappers(tensors: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
     """The tensors under their names without the prefixes of other programs. Raises ModelError, see `tensor_names`."""
-    names = tensor_names.plain_names({name: tensor.stored for name, tensor in tensors.items()})
+    names = tensor_names.names_without_prefixes({name: tensor.stored for name, tensor in tensors.items()})
     return {names[name]: tensor for name, tensor in tensors.items()}
 
 
@@ -67,7 +67,7 @@ def checkpoint_from_tensors(
     if mingpt.is_first_version(tensors):
         kind, entries, named = "minGPT state dict", mingpt.FIRST_ENTRIES, mingpt.first_version(tensors)
     else:
-        named = plain_names(tensors)
+        named = in_known_layout(tensors)
         arguments = content.get("model_args") if isinstance(content, Mapping) else None
         if isinstance(arguments, Mapping):
             kind, entries = "nanoGPT checkpoint", nanogpt.ENTRIES | _from_gpt(arguments)

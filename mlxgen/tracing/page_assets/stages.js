@@ -124,8 +124,8 @@ const bar = (p, kind = "hard") => el("div", { class: "bars", "aria-hidden": "tru
 // ---- Logits and candidates ----------------------------------------------------------------------------------------
 
 function renderLogits(step) {
-  const equal = 2 ** step.entropy;
-  fill("logits-says", `The network gives each of the ${count(trace.vocab_size)} tokens of the vocabulary a score. As probabilities their entropy is ${step.entropy.toFixed(2)} bits: as unsure as among ${equal < 9.95 ? equal.toFixed(1) : count(Math.round(equal))} equal choices.`);
+  const perplexity = 2 ** step.entropy;
+  fill("logits-says", `The network gives each of the ${count(trace.vocab_size)} tokens of the vocabulary a score. As probabilities their entropy is ${step.entropy.toFixed(2)} bits (perplexity ${perplexity < 9.95 ? perplexity.toFixed(1) : count(Math.round(perplexity))}).`);
   const raw = step.raw ?? step.logits;
   const order = raw.map((_, i) => i).sort((a, b) => raw[b] - raw[a]).slice(0, 8);
   const [most, least] = [raw[order[0]], Math.min(0, ...step.rest.groups.map((group) => group[1]))];
