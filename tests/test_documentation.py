@@ -43,6 +43,7 @@ NOT_RUN = {
     "mlxgen bench": "takes minutes, and measures nothing beside other tests",
     "examples/endless.py 20000": "takes minutes",
     "examples/faster.py": "takes minutes",
+    "examples/mac_check.py": "takes a minute; tests/examples runs it with smaller models",
     "mlx.launch": "starts processes that listen on ports; tests/cli/test_jsonl_processes.py runs it",
 }
 
@@ -50,7 +51,7 @@ NOT_RUN = {
 MODELS = ("gpt2", "gpt2-xl", "distilgpt2", "dialogpt-medium", "my-model", "models/my-finetune")
 
 # Options in the text that are those of pip, mlx.launch or an example.
-FOREIGN_OPTIONS = {"--hosts", "--hostfile", "--backend", "--over", "--without-pip", "--steps", "--compile"}
+FOREIGN_OPTIONS = {"--hosts", "--hostfile", "--backend", "--over", "--without-pip", "--steps", "--compile", "--quick"}
 
 # Decimal numbers are compared to within this share, and not at all where they are measured.
 NUMBER = re.compile(r"-?\d[\d,]*\.\d+(?:e-?\d+)?")

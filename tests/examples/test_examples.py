@@ -10,6 +10,7 @@ import sys
 from importlib.resources import files
 from pathlib import Path
 
+import mlx.core as mx
 import pytest
 
 from ..conftest import needs_compiler
@@ -112,6 +113,39 @@ def test_memory_stays_and_no_position_past_the_table_is_read(tmp_path):
     assert (tokens, int(slides)) == ("600", 1 + (processed - 65) // 32), "at the 65th, and at every 32nd from there"
     change = re.search(r"Peak memory, end against 60 tokens: (\S+) %", printed)
     assert change is not None and abs(float(change[1])) <= 2
+
+
+def test_the_mac_check_finds_every_promise_kept():
+    """Here it compares the CPU with itself, unless there is a GPU."""
+    printed = run("mac_check.py", "--quick")
+    assert printed.endswith("Every promise holds.\n") and "FAIL" not in printed
+    for part in ("bare layout", "model. layout", "bfloat16", "heads of 80", "rotating", "slide", "4 bits", "8 bits"):
+        assert part in printed
+    for part in ("training step", "lookahead, greedy", "batch, sampled", "plain step", "with a key"):
+        assert part in printed
+
+
+def test_the_mac_check_finds_a_promise_broken(tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    check = importlib.import_module("mac_check")
+    sizes = {"n_layer": 1, "n_head": 1, "n_positions": 16, "n_embd": 64}
+    folder = check.write_model(tmp_path / "m", "model.", sizes)
+    table = check.Table(mx.default_device())
+    ids = [5, 6, 7, 8]
+    table.compare("right", folder, check.whole(ids))
+    table.compare("wrong", folder, check.whole(ids), check.whole([5, 6, 7, 9]))
+    table.compare(
+        "not a number", folder, lambda model: model.decoder(mx.array([ids]))[0] * float("nan"), check.whole(ids)
+    )
+    table.compare("rounded", folder, check.stepwise(ids), check.second_half(ids), dtype="bfloat16", limit=None)
+    table.compare("rounded too much", folder, check.stepwise(ids), check.second_half(ids), dtype="bfloat16")
+    table.same("the same", folder, check.answer(ids, seed=1), check.answer(ids, seed=1))
+    table.same("another seed", folder, check.answer(ids, seed=1), check.answer(ids, seed=2))
+    assert table.failed == ["wrong", "not a number", "rounded too much", "another seed"]
+    assert capsys.readouterr().out.count("FAIL") == 4
+    monkeypatch.setattr(check, "check_all", lambda table, *_: table.failed.append("one"))
+    monkeypatch.setattr(sys, "argv", ["mac_check.py"])
+    assert check.main() == 1 and "Broken: one" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("arguments", "status"), [(["--help"], 0), (["--nonsense"], 2)], ids=["help", "nonsense"])
