@@ -208,7 +208,7 @@ def batched(prompts: Sequence[Sequence[int]], *, together: bool, **options: Any)
 
     def work(model: mlxgen.Model) -> mx.array:
         if together:
-            rows = [row.tokens for row in mlxgen.batch(model, prompts, max_tokens=16, **options)]
+            rows = [row.tokens for row in mlxgen.batch(model, prompts, max_tokens=16, ordered=True, **options)]
         else:
             rows = [mlxgen.generate(model, prompt, max_tokens=16, **options).tokens for prompt in prompts]
         return mx.array([row + [0] * (16 - len(row)) for row in rows])
