@@ -47,7 +47,7 @@ class Program(click.Group):
         command.short_help = COMMANDS[cmd_name]
         for param in command.params:
             own = f"MLXGEN_{cmd_name}_{_name_in_environment(param)}".upper()
-            if param.envvar == "MLXGEN_MODEL":  # the command's own variable comes before the common one
+            if param.envvar in ("MLXGEN_MODEL", [own, "MLXGEN_MODEL"]):  # the command's own comes before the common one
                 param.envvar = [own, "MLXGEN_MODEL"]
             elif isinstance(param, click.Option):
                 param.envvar = own
