@@ -13,12 +13,15 @@ from rich.table import Table
 from rich.text import Text
 
 from mlxgen.cli.output import escaped, size
+from mlxgen.cli.wrap import terminal_width
 from mlxgen.errors import printable
 from mlxgen.tracing.record import RuleEffect, Span, Trace, TracedStep
 
 SHOWN_CONTEXT = 24  # newest tokens of the context that a step shows
 SHOWN_PINNED = 4  # pinned tokens shown before them
 BAR_WIDTH = 22
+NARROW = 60  # columns below which a stage's text stands below its name
+COLUMNS = {"logit": 60, "model": 38, "temp": 60, "rules": 0, "bar": 78}  # of the candidates: from which width on
 CUTS = ("top_k", "top_p", "min_p")
 PINNED, DROPPED = "*", "×"  # after a token's id
 VISIBLE = {" ": "·", "\n": "↵", "\t": "→"}
@@ -26,7 +29,7 @@ VISIBLE = {" ": "·", "\n": "↵", "\t": "→"}
 
 def print_trace(trace: Trace, *, candidates: int, pause: bool) -> None:
     """Print every step with so many candidates. pause: wait for a key after each step; q quits."""
-    console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
+    console = Console(file=sys.stdout, width=terminal_width(), highlight=False, markup=False, emoji=False)
     for step in trace.steps:
         _print_step(console, trace, step, candidates)
         if pause and step.finish_reason is None:
@@ -45,21 +48,26 @@ def visible(text: str) -> str:
 
 def _print_step(console: Console, trace: Trace, step: TracedStep, candidates: int) -> None:
     console.rule(f"Step {step.index + 1} of {len(trace.steps)}", align="left", characters="─")
-    stages = Table(box=None, show_header=False, padding=(0, 1, 0, 0), pad_edge=False)
-    stages.add_column(no_wrap=True, style="bold")
-    stages.add_column(overflow="fold")
-    stages.add_row("1 Context", _context(trace, step))
-    stages.add_row("2 Transformer", _network(trace, step))
-    stages.add_row("3 Logits", _logits(trace, step))
-    stages.add_row("4 Sample", _rules(step))
-    console.print(stages)
-    console.print(Padding(_candidates(step, candidates), (0, 0, 0, 2)))
-    stages = Table(box=None, show_header=False, padding=(0, 1, 0, 0), pad_edge=False)
-    stages.add_column(no_wrap=True, style="bold", width=13)
-    stages.add_column(overflow="fold")
-    stages.add_row("5 Append", _append(trace, step))
-    console.print(stages)
+    _print_stage(console, "1 Context", _context(trace, step))
+    _print_stage(console, "2 Transformer", _network(trace, step))
+    _print_stage(console, "3 Logits", Text(_logits(trace, step)))
+    _print_stage(console, "4 Sample", Text(_rules(step)))
+    console.print(Padding(_candidates(step, candidates, console.width), (0, 0, 0, 2)))
+    _print_stage(console, "5 Append", _append(trace, step))
     console.print()
+
+
+def _print_stage(console: Console, name: str, text: Text) -> None:
+    """Print a stage's name and, beside it or, on a narrow terminal, below it, its text."""
+    if console.width < NARROW:
+        console.print(Text(name, style="bold"))
+        console.print(Padding(text, (0, 0, 0, 2)))
+        return
+    row = Table(box=None, show_header=False, padding=(0, 1, 0, 0), pad_edge=False)
+    row.add_column(no_wrap=True, style="bold", width=13)
+    row.add_column(overflow="fold")
+    row.add_row(name, text)
+    console.print(row)
 
 
 def _context(trace: Trace, step: TracedStep) -> Text:
@@ -140,34 +148,43 @@ def _effect(rule: RuleEffect) -> str:
     return f"{name} {rule.value:g} keeps {rule.kept:,} tokens, {share}"
 
 
-def _candidates(step: TracedStep, most: int) -> Table:
+def _candidates(step: TracedStep, most: int, width: int) -> Table:
+    """The candidates, with as many columns as fit into the terminal's width."""
+    columns = [name for name, least in COLUMNS.items() if width >= least]
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
     table.add_column("", width=1)
     table.add_column("token", width=16, no_wrap=True, overflow="ellipsis")
     tempered = any(rule.name == "temperature" for rule in step.rules)
-    for name, width in (("logit", 7), ("model", 7), ("temp" if tempered else "", 7), ("rules", 10)):
-        table.add_column(name, justify="right", width=width)
-    table.add_column("", width=BAR_WIDTH)
+    for name in columns:
+        if name == "bar":
+            table.add_column("", width=BAR_WIDTH)
+        else:
+            title = "" if name == "temp" and not tempered else name
+            table.add_column(title, justify="right", width=10 if name == "rules" else 7)
     shown = step.candidates[:most]
     shown += [one for one in step.candidates[most:] if one.token == step.chosen.token]
     highest = max(one.rule_probability for one in step.candidates) or 1.0
     for one in shown:
         chosen = one.token == step.chosen.token
+        cells: dict[str, str | Bar] = {
+            "logit": f"{one.logit:.2f}",
+            "model": _percent(one.probability),
+            "temp": _percent(one.tempered) if tempered else "",
+            "rules": f"cut {one.cut_by.replace('_', '-')}" if one.cut_by else _percent(one.rule_probability),
+            "bar": Bar(highest, 0, one.rule_probability, width=BAR_WIDTH, color="yellow" if chosen else "blue"),
+        }
         table.add_row(
             ">" if chosen else "",
             Text(visible(one.text)),
-            f"{one.logit:.2f}",
-            _percent(one.probability),
-            _percent(one.tempered) if tempered else "",
-            f"cut {one.cut_by.replace('_', '-')}" if one.cut_by else _percent(one.rule_probability),
-            Bar(highest, 0, one.rule_probability, width=BAR_WIDTH, color="yellow" if chosen else "blue"),
+            *(cells[name] for name in columns),
             style="bold" if chosen else "dim" if one.cut_by else "",
         )
     model, temp, rules = (
         _percent(round(max(0.0, 1 - sum(getattr(one, name) for one in shown)), 6))
         for name in ("probability", "tempered", "rule_probability")
     )
-    table.add_row("", Text("all others"), "", model, temp if tempered else "", rules, "", style="dim")
+    others = {"model": model, "temp": temp if tempered else "", "rules": rules}
+    table.add_row("", Text("all others"), *(others.get(name, "") for name in columns), style="dim")
     return table
 
 

@@ -32,7 +32,8 @@ class Draft:
     def __init__(self, context: Context, model: Model) -> None:
         check_vocabulary(context.model, model)
         self._tokens, self._own = context.tokens, context.draft_context(model)
-        self._own.reset_to(self._tokens)
+        self._size, self._own_size = context.model.config.vocab_size, model.config.vocab_size
+        self._own.reset_to(self._known(self._tokens))
         self._own.compile_step()
         self._is_first = True
         self._pause = self._waiting = 0  # passes without guesses, after guesses that were all wrong
@@ -52,12 +53,13 @@ class Draft:
                 return []
             own.prefill()
             late = []
-        logits = own.process(mx.concatenate([mx.array(late, dtype=token.dtype), token]))[-1:]
-        guesses = [choose.guess(logits)]
+        newest = mx.minimum(token, self._own_size - 1)
+        logits = own.process(mx.concatenate([mx.array(late, dtype=token.dtype), newest]))[-1:]
+        guesses = [choose.guess(self._as_wide(logits))]
         left = own.positions_left  # no slide while guessing
         while len(guesses) < min(self._length, most, left + 1):
             mx.async_eval(guesses[-1].token)  # the device works while Python builds the next step
-            guesses.append(choose.guess(own.process(guesses[-1].token)))
+            guesses.append(choose.guess(self._as_wide(own.process(guesses[-1].token))))
         self._ahead = [token, *(guess.token for guess in guesses[:-1])]
         return guesses
 
@@ -72,17 +74,27 @@ class Draft:
         tried = [cast(int, token.item()) for token in self._ahead]
         added = self._tokens[len(own.tokens) : end]
         right = shared_length(tried, added)
-        for token in tried:
+        for token in self._known(tried):
             own.accept(token)
         own.rewind(len(tried) - right)
-        own.extend(added[right:])
+        own.extend(self._known(added[right:]))
         self._ahead = []
+
+    def _known(self, ids: list[int]) -> list[int]:
+        """The ids, with the draft's last one in place of those past its table, which stand for no text."""
+        return ids if self._own_size >= self._size else [min(token, self._own_size - 1) for token in ids]
+
+    def _as_wide(self, logits: mx.array) -> mx.array:
+        """The draft's logits [1, V] over the model's ids. Ids that only one of the two has are never guessed."""
+        if self._own_size >= self._size:
+            return logits[:, : self._size]
+        return mx.pad(logits, [(0, 0), (0, self._size - self._own_size)], constant_values=-mx.inf)
 
 
 def check_vocabulary(model: Model, draft: Model) -> None:
     """Raise OptionError if the draft model's vocabulary differs from the model's."""
-    size, other = model.config.vocab_size, draft.config.vocab_size
-    some = range(0, min(size, other), max(size // CHECKED_PIECES, 1))
+    size, other = model.tokenizer.vocab_size, draft.tokenizer.vocab_size  # an embedding may be padded
+    some = range(0, min(size, other, model.config.vocab_size, draft.config.vocab_size), max(size // CHECKED_PIECES, 1))
     if size != other or any(model.tokenizer.token(token) != draft.tokenizer.token(token) for token in some):
         raise OptionError(
             f"the draft model {draft.name} has a different vocabulary ({other:,} tokens) than {model.name} ({size:,});"

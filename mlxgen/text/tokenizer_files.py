@@ -46,15 +46,20 @@ def add_tokens(library: tokenizers.Tokenizer, folder: Path, settings: Mapping[st
     special = [roles[role] for role in SPECIAL_TOKENS if role in roles]
     special += [_added_token(value, folder, special=True) for value in extra]
     special += [token for role, token in roles.items() if role not in SPECIAL_TOKENS]
-    library.add_tokens(_listed_tokens(folder, settings, {token.content for token in special}))
+    listed = _listed_tokens(folder, settings, {token.content for token in special})
+    library.add_tokens([token for _, token in listed])
+    if not (folder / "tokenizer.json").is_file():
+        _check_ids(library, folder, listed)
     known = {added.content for added in library.get_added_tokens_decoder().values()}
     new = {token.content: token for token in reversed(special) if token.content not in known}
     library.add_special_tokens(list(reversed(new.values())))  # only new ones: adding again would replace the flags
     return {role: token.content for role, token in roles.items()}
 
 
-def _listed_tokens(folder: Path, settings: Mapping[str, Any], special: set[str]) -> list[tokenizers.AddedToken]:
-    """The added tokens that have ids, sorted by id. The library assigns ids from the end of its vocabulary on."""
+def _listed_tokens(
+    folder: Path, settings: Mapping[str, Any], special: set[str]
+) -> list[tuple[int, tokenizers.AddedToken]]:
+    """The added tokens that have ids, and the ids, in order. The library assigns ids from its vocabulary's end on."""
     listed = settings.get("added_tokens_decoder")
     older = folder / "added_tokens.json"
     numbered: list[tuple[int, tokenizers.AddedToken]] = []
@@ -68,7 +73,18 @@ def _listed_tokens(folder: Path, settings: Mapping[str, Any], special: set[str])
             ]
     except (AttributeError, TypeError, ValueError, OverflowError):
         raise ModelError(f"the list of added tokens in {folder} is invalid: download it again") from None
-    return [token for _, token in sorted(numbered, key=operator.itemgetter(0))]
+    return sorted(numbered, key=operator.itemgetter(0))
+
+
+def _check_ids(library: tokenizers.Tokenizer, folder: Path, listed: list[tuple[int, tokenizers.AddedToken]]) -> None:
+    """Raise ModelError where a list of added tokens has a gap, since the library numbers them without one."""
+    for number, token in listed:
+        own = library.token_to_id(token.content)
+        if own != number:
+            raise ModelError(
+                f"the added token {token.content!r} in {folder} has the id {number}, but {own} would be next: added "
+                "tokens must follow the vocabulary without a gap; number them so, or give a tokenizer.json"
+            )
 
 
 def _added_token(value: Any, folder: Path, *, special: bool) -> tokenizers.AddedToken:

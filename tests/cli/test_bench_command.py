@@ -248,3 +248,18 @@ def test_the_memory_is_that_of_the_side_and_not_of_who_started_it(folder: Path) 
     large = bytearray(600 * 1024 * 1024)
     large[::4096] = b"1" * len(large[::4096])
     assert measure("mlxgen", folder, prompt_tokens=8, new_tokens=2).memory < 500 * 1024 * 1024
+
+
+@pytest.mark.parametrize(("bandwidth", "shown"), [(1e9, True), (1.0, False)])
+def test_no_share_of_the_memorys_bandwidth_is_above_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bandwidth: float, shown: bool
+) -> None:
+    run = Measurement("mlxgen", 1, 8, 4, 0.1, 0.1, 80.0, 20.0, 1000, [0.1] * 4)
+    monkeypatch.setattr("mlxgen.cli.bench.bandwidth.memory_bandwidth", lambda: bandwidth)
+    monkeypatch.setattr("mlxgen.cli.bench.measure.compare", lambda *_, **__: [run])
+    folder = tiny_gpt2().write(tmp_path / "small-model")
+    done = CliRunner().invoke(bench, ["-m", str(folder), "--prompt-tokens", "8", "-n", "4", "--runs", "1"])
+    row = next(line for line in done.stdout.splitlines() if line.startswith("mlxgen"))
+    share = bytes_per_step(folder, 8 + 2) * 20.0 / bandwidth
+    assert row.endswith(f"{share:.0%}" if shown else "in cache")
+    assert ("the CPU's cache" in done.stdout) is not shown

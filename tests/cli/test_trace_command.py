@@ -108,3 +108,26 @@ def test_wrong_use_is_a_line_and_status_2(folder: Path, args: list[str], said: s
 def test_a_page_that_cannot_be_written_is_told(folder: Path, tmp_path: Path) -> None:
     result = run(folder, PROMPT, "-n", "1", "--html", str(tmp_path / "nowhere" / "page.html"))
     assert result.exit_code == 1 and "nowhere" in result.stderr and "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("columns", [40, 50, 60, 70, 80, 120])
+def test_a_trace_fits_terminals_of_every_width_with_whole_words_and_numbers(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    result = run(folder, PROMPT, "-n", "3", "-p", "0.9")
+    lines = result.stdout.splitlines()
+    assert all(len(line) <= columns for line in lines)
+    assert "rul…" not in result.stdout and "… …" not in result.stdout
+    rows = [line for line in lines if re.match(r"  > ", line)]
+    assert len(rows) == 3 and all(len(re.findall(r"\d+\.\d\d%", row)) >= 2 for row in rows)
+    words = {word for line in lines for word in line.split()}
+    assert {"generated;", "positions,", "cumulative", "divides"} <= words
+
+
+def test_columns_0_is_no_width(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    usual = run(folder, PROMPT, "-n", "1").stdout
+    monkeypatch.setenv("COLUMNS", "0")
+    time = re.compile(r"[\d.]+ m?s")
+    assert time.sub("", run(folder, PROMPT, "-n", "1").stdout).split() == time.sub("", usual).split() != []

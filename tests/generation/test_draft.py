@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import mlx.core as mx
 import numpy as np
@@ -14,7 +15,7 @@ from mlxgen.generation.draft import Draft
 from mlxgen.generation.session import Session
 
 from ..support import oracles
-from ..support.models import tiny_gpt2
+from ..support.models import byte_tokenizer, tiny_gpt2
 from .test_guesses import RULES
 
 
@@ -121,3 +122,28 @@ def test_a_draft_that_is_always_wrong_is_asked_less_and_less(model):
     assert asked < 12
     draft.learn(4, 1)
     assert draft._waiting == 0
+
+
+@pytest.mark.parametrize(("rows", "draft_rows"), [(0, 20), (20, 0), (3, 20)])
+@pytest.mark.parametrize("greedy", [True, False])
+def test_a_draft_whose_vocabulary_is_padded_otherwise_is_the_same_vocabulary(tmp_path, rows, draft_rows, greedy):
+    size = byte_tokenizer().get_vocab_size()
+    model = mlxgen.load(str(tiny_gpt2(vocab_size=size + rows).write(tmp_path / "model")))
+    draft = mlxgen.load(str(tiny_gpt2(5, n_layer=1, vocab_size=size + draft_rows).write(tmp_path / "draft")))
+    options = {"max_tokens": 30, "ignore_eos": True, "seed": 4, "temperature": 0 if greedy else 3.0, "top_k": None}
+    got = mlxgen.generate(model, [1, 2, 3], draft=draft, **options)
+    assert got.guesses > 0 and max(got.tokens) < size + rows
+    if greedy:
+        assert got.tokens == mlxgen.generate(model, [1, 2, 3], **options).tokens
+    session = Session(model)
+    session.extend([1, 2, size + rows - 1, 3])  # the model's last id, which the draft may not have
+    assert len(session.generate(draft=draft, **options).tokens) == 30
+
+
+def test_a_draft_of_the_same_weights_but_more_rows_is_always_right(build_model):
+    """Its further ids are never guessed, however likely it finds them."""
+    model, draft = build_model(), build_model()
+    draft.decoder.model.wte.weight = mx.concatenate([draft.decoder.model.wte.weight, 5 * mx.ones((7, 32))])
+    wide = replace(draft, config=replace(draft.config, vocab_size=draft.config.vocab_size + 7))
+    got = mlxgen.generate(model, [5, 6], max_tokens=29, temperature=0, ignore_eos=True, draft=wide)
+    assert got.accepted == got.guesses > 0

@@ -368,3 +368,10 @@ def test_byte_level_tokenizers_need_no_transformers(gpt2_plain):
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "[]"
+
+
+def test_an_added_token_after_a_gap_is_refused_since_its_number_could_not_be_kept(tmp_path):
+    folder = gpt2_folder(tmp_path / "gap", added_tokens={"<one>": 50257, "<far>": 50300})
+    with pytest.raises(ModelError, match=r"'<far>' .* has the id 50300, but 50258 would be next"):
+        load_tokenizer(folder)
+    assert load_tokenizer(gpt2_folder(tmp_path / "good", added_tokens={"<one>": 50257})).encode("<one>") == [50257]

@@ -51,7 +51,7 @@ def download_model(repo: str, revision: str | None, *, pickled: bool) -> Path:
     except Exception as error:  # no network, no access, the hub is down
         folder = _cached(repo, revision, pickled=pickled)
         if folder is None:
-            raise ModelError(explain_download(repo, revision, error)) from None
+            raise ModelError(explain_download(repo, revision, error) + _other_revisions(repo)) from None
         return folder
     files = needed_files(listing.files, pickled=pickled)
     where = f"{repo} (revision {revision})" if revision else repo
@@ -141,6 +141,17 @@ def _check_listing(repo: str, where: str, files: Sequence[str], all_files: Seque
         if any(_matches(file, TORCH_WEIGHTS) for file in all_files):
             raise ModelError(torch_weights_only(where, repo))
         raise ModelError(f"{where}: has no weights that mlxgen can read ({SINGLE}, or shards with {INDEX})")
+
+
+def _other_revisions(repo: str) -> str:
+    """A hint at the revisions of a model that are in the cache; "" if there are none."""
+    from huggingface_hub import constants
+    from huggingface_hub.file_download import repo_folder_name
+
+    folder = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repo, repo_type="model")
+    names = sorted(str(path.relative_to(folder / "refs")) for path in (folder / "refs").rglob("*") if path.is_file())
+    names = names or sorted(path.name for path in (folder / "snapshots").glob("*/"))
+    return f". The cache has another revision: {', '.join(names[:3])}" if names else ""
 
 
 def _cached(repo: str, revision: str | None, *, pickled: bool) -> Path | None:

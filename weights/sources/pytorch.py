@@ -52,7 +52,10 @@ def read_pickle(file: Path) -> Any:
     except Exception:  # zipfile has many ways to fail on a damaged archive
         raise ModelError(f"{file}: {NOT_COMPLETE}") from None
     try:
-        with warnings.catch_warnings(action="ignore"):  # about pickle protocols that this torch would not write
+        with (
+            warnings.catch_warnings(action="ignore"),  # about pickle protocols that this torch would not write
+            torch.serialization.safe_globals(_numpy_scalars()),
+        ):
             return torch.load(str(file), map_location="cpu", weights_only=True, mmap=mapped)
     except MemoryError:
         raise ModelError(f"{file}: does not fit into memory") from None
@@ -60,12 +63,32 @@ def read_pickle(file: Path) -> Any:
         raise ModelError(f"{file}: {_refusal(error)}") from None
 
 
+def _numpy_scalars() -> list[Any]:
+    """What torch may build besides its own types: NumPy's numbers, such as the loss that nanoGPT saves."""
+    import numpy as np
+
+    types = {type(np.dtype(code)) for code in "?bBhHiIlLqQefd"}
+    names = ("numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar")
+    return [np.dtype, *types, *((_number, name) for name in names)]
+
+
+def _number(dtype: Any, data: Any = b"") -> Any:
+    """The Python number that a NumPy scalar stands for, in place of NumPy's function. Refuses anything else."""
+    import numpy as np
+
+    if not isinstance(dtype, np.dtype) or dtype.kind not in "bfiu" or not isinstance(data, bytes):
+        raise pickle.UnpicklingError("function numpy.core.multiarray.scalar")
+    return np.frombuffer(data, dtype, count=1)[0].item()
+
+
 def _refusal(error: Exception) -> str:
     """Why torch.load refused a file."""
     text = str(error)
     if "TorchScript" in text:
         return "is a TorchScript program, not a file of weights; save the model's state dict instead"
-    named = re.search(r"GLOBAL ([\w.]+)|Unsupported (?:class|global) ([\w.]+)|function ([\w.]+)", text)
+    named = re.search(
+        r"GLOBAL ([\w.]+)|Unsupported (?:class|global) ([\w.]+)|function ([\w.]+)|got <class '([\w.]+)'", text
+    )
     if isinstance(error, pickle.UnpicklingError) and named:
         what = next(group for group in named.groups() if group)
         return (

@@ -169,3 +169,13 @@ def test_a_fresh_process_uses_hf_endpoint_and_its_cache(hub: Hub, tmp_path: Path
 def test_safetensors_come_before_pickles_and_subfolders_do_not_count() -> None:
     assert "pytorch_model.bin" not in needed_files(list(WHOLE), pickled=True)
     assert not any("/" in name for name in needed_files(list(WHOLE), pickled=True))
+
+
+def test_another_revision_in_the_cache_is_named(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert "another revision" not in refusal("someone/tales", "v2")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    resolve("someone/tales")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    resolve("someone/tales")
+    assert refusal("someone/tales", "v2").endswith("The cache has another revision: main")

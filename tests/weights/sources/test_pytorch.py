@@ -17,6 +17,7 @@ import mlxgen
 from mlxgen.errors import ModelError
 from mlxgen.installation import install_command
 from mlxgen.weights import convert
+from mlxgen.weights.sources.pytorch import read_pickle
 
 from ...support import oracles
 from ...support.models import published, tiny_gpt2
@@ -156,3 +157,22 @@ def test_without_torch_the_way_out_is_told(tmp_path: Path, monkeypatch: pytest.M
     nano(tmp_path / "nano")
     monkeypatch.setitem(sys.modules, "torch", None)
     assert install_command("torch") in refusal(tmp_path / "nano", tmp_path / "none")
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+@pytest.mark.parametrize("value", [np.float64(2.5), np.float32(2.5), np.int64(7), np.bool_(True)], ids=repr)
+def test_a_numpy_number_beside_the_weights_is_plain_data(tmp_path: Path, value: Any, legacy: bool) -> None:
+    torch.save(
+        {"model": {"a": torch.ones(2)}, "best_val_loss": value},
+        tmp_path / "x.pt",
+        _use_new_zipfile_serialization=not legacy,
+    )
+    content = read_pickle(tmp_path / "x.pt")
+    assert content["best_val_loss"] == value and type(content["best_val_loss"]) in (float, int, bool)
+
+
+def test_other_things_of_numpys_are_still_refused(tmp_path: Path) -> None:
+    for value in (np.ones(2), np.datetime64("2020-01-01"), np.str_("a"), np.complex64(1)):
+        torch.save({"model": {"a": torch.ones(2)}, "x": value}, tmp_path / "x.pt")
+        with pytest.raises(ModelError, match="would run code"):
+            read_pickle(tmp_path / "x.pt")
