@@ -14,7 +14,8 @@ import platform
 import shutil
 import threading
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
+from typing import Any, TypeVar, cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -22,6 +23,8 @@ import mlx.nn as nn
 from mlxgen import blas
 from mlxgen.dtypes import WEIGHT_TYPES
 from mlxgen.errors import OptionError
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 # Head sizes for which MLX's Metal backend has a fused attention kernel for the few rows of a decode step.
 VECTOR_HEAD_DIMS = (64, 96, 128, 192, 256)
@@ -106,9 +109,14 @@ def compiles_steps() -> bool:
     return setting != "off"
 
 
-def fused(function: Callable[[mx.array], mx.array]) -> Callable[[mx.array], mx.array]:
+def fused(function: F) -> F:
     """Compile an elementwise function to one kernel on Metal. On the CPU, where this needs a compiler, do nothing."""
-    return function if on_cpu() else partial(mx.compile, shapeless=True)(function)
+    return function if on_cpu() else cast(F, _compiled(function))
+
+
+@cache
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    return cast(Callable[..., Any], partial(mx.compile, shapeless=True)(function))
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from mlxgen import device
 from mlxgen.errors import OptionError
 from mlxgen.sampling.softmax import softmax, total, total_before
 
@@ -112,10 +113,34 @@ def apply_top_k(logits: mx.array, k: int) -> mx.array:
     V = logits.shape[-1]
     if k >= V:
         return logits
-    lowest = kth_highest(logits, k)
-    above, level = logits > lowest, logits == lowest
+    above, level = device.fused(_above_and_level)(logits, kth_highest(logits, k))
     n_level = k - mx.sum(above, axis=-1, keepdims=True)  # how many of the tied tokens to keep
-    return mx.where(above | (level & (mx.cumsum(level, axis=-1) <= n_level)), logits, -INF)
+    return device.fused(_above_or_first_level)(logits, above, level, mx.cumsum(level, axis=-1), n_level)
+
+
+# What follows compares numbers that exist already, so that one kernel for all of it rounds nothing.
+
+
+def _above_and_level(logits: mx.array, bound: mx.array) -> tuple[mx.array, mx.array]:
+    return logits > bound, logits == bound
+
+
+def _above_or_first_level(
+    logits: mx.array, above: mx.array, level: mx.array, nth: mx.array, n_level: mx.array
+) -> mx.array:
+    return mx.where(above | (level & (nth <= n_level)), logits, -INF)
+
+
+def _past_and_possible(ends: mx.array, weights: mx.array, bound: mx.array) -> mx.array:
+    return (ends > bound) & (weights > 0)
+
+
+def _below_and_possible(ahead: mx.array, probs: mx.array, bound: mx.array) -> mx.array:
+    return (ahead < bound) & (probs > 0)
+
+
+def _only_kept(kept: mx.array, logits: mx.array) -> mx.array:
+    return mx.where(kept, logits, -INF)
 
 
 def kth_highest(logits: mx.array, k: int) -> mx.array:
@@ -143,9 +168,9 @@ def apply_top_p(logits: mx.array, p: float) -> mx.array:
     order = mx.argsort(-logits, axis=-1)  # [B, V], best first; the sort is stable, so ties keep their order
     probs = softmax(mx.take_along_axis(logits, order, axis=-1))
     ahead = total_before(probs)  # total probability of the better tokens
-    kept = (ahead < max(p, SMALLEST)) & (probs > 0)
+    kept = device.fused(_below_and_possible)(ahead, probs, mx.array([max(p, SMALLEST)]))
     kept = mx.put_along_axis(mx.zeros_like(kept), order, kept, axis=-1)  # back in order of token id
-    return mx.where(kept, logits, -INF)
+    return device.fused(_only_kept)(kept, logits)
 
 
 def apply_min_p(logits: mx.array, min_p: float) -> mx.array:
@@ -185,7 +210,8 @@ def draw(logits: mx.array, key: mx.array) -> mx.array:
     number = draw_numbers(key, logits.shape[0])  # [B]
     weights = mx.exp(logits - mx.max(logits, axis=-1, keepdims=True))
     ends = total_before(weights) + weights
-    reached = (ends > number[:, None] * total(weights)) & (weights > 0)
+    bound = number[:, None] * total(weights)  # [B, 1]
+    reached = device.fused(_past_and_possible)(ends, weights, bound)
     # Rounding can leave the number past the last end; then the best token is as good as any.
     token = mx.where(mx.any(reached, axis=-1), mx.argmax(reached.astype(mx.uint8), axis=-1), greedy(logits))
     return token.astype(mx.uint32)

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mlxgen
+from mlxgen import device
 from mlxgen.errors import OptionError
 from mlxgen.sampling import samplers
 from mlxgen.sampling.chooser import token_counts
@@ -29,6 +30,7 @@ from mlxgen.sampling.samplers import (
 )
 from mlxgen.sampling.softmax import softmax
 
+from ..conftest import needs_compiler
 from ..support import oracles
 
 N_OPTION_SETS = 500
@@ -301,3 +303,18 @@ def test_each_row_of_a_draw_depends_on_its_own_key_alone():
     keys = mx.stack([mx.random.key(seed) for seed in range(5)])
     alone = [draw(logits[at : at + 1], keys[at]).item() for at in range(5)]
     assert draw(logits, keys).tolist() == alone
+
+
+@needs_compiler
+def test_fused_comparisons_keep_what_plain_ones_keep(monkeypatch):
+    """As on Metal: the comparisons of a rule are one compiled function, whatever the number of rows."""
+    rng = np.random.default_rng(8)
+    for rows in (1, 3):
+        logits = mx.array(np.round(rng.normal(0, 3, (rows, 700)), 1).astype(np.float32))  # with ties
+        key = mx.random.key(rows)
+        plain = [apply_top_k(logits, 40), apply_top_p(logits, 0.9), draw(apply_top_k(logits, 40), key)]
+        with monkeypatch.context() as patch:
+            patch.setattr(device, "on_cpu", lambda: False)
+            fused = [apply_top_k(logits, 40), apply_top_p(logits, 0.9), draw(apply_top_k(logits, 40), key)]
+            mx.eval(fused)
+        assert all(mx.array_equal(one, other).item() for one, other in zip(plain, fused, strict=True))
