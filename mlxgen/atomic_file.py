@@ -42,7 +42,7 @@ def replacing_file(path: str | Path) -> Iterator[Path]:
             os.fsync(written.fileno())  # before the rename, or a power cut could leave an empty file
         part.replace(path)
     except OSError as error:
-        if error.filename is None:  # a full disk does not say where it is
+        if error.errno is not None and error.filename is None:  # a full disk does not say where it is
             error.filename = str(path)
         raise
     finally:

@@ -116,7 +116,7 @@ def fused(function: F) -> F:
 
 @cache
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    return cast(Callable[..., Any], partial(mx.compile, shapeless=True)(function))
+    return partial(mx.compile, shapeless=True)(function)
 
 
 @contextlib.contextmanager
