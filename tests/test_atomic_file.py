@@ -13,6 +13,8 @@ import pytest
 
 from mlxgen.atomic_file import remove_leftovers, replacing_file
 
+from .support.devices import linux_only
+
 
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
@@ -121,7 +123,7 @@ def test_the_data_is_on_the_disk_before_the_file_takes_its_name(
     assert done == ["written", "renamed"]
 
 
-@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs Linux's list of open files")
+@linux_only("it has a list of open files")
 def test_no_file_stays_open(tmp_path: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(5):

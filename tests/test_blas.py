@@ -11,9 +11,10 @@ import pytest
 
 from mlxgen import blas
 
+from .support.devices import linux_only
 from .support.processes import fresh
 
-linux = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere MLX has a BLAS of its own")
+linux = linux_only("elsewhere MLX has a BLAS of its own")
 WHEEL = next((p for p in (Path(f, blas.WHEEL_BLAS["x86_64"]) for f in sys.path) if p.is_file()), None)
 with_wheel = pytest.mark.skipif(
     WHEEL is None or platform.machine() != "x86_64" or not blas._has_avx2(),

@@ -14,6 +14,7 @@ from mlxgen.cli.commands.doctor import doctor
 from mlxgen.weights import convert
 from mlxgen.weights.metal_speed import advice_for_local_models
 
+from ..support.devices import linux_only
 from ..support.hub import Hub
 from ..support.models import tiny_gpt2
 from ..support.processes import fresh
@@ -35,7 +36,7 @@ def test_all_that_it_promises_is_there_without_a_network() -> None:
     assert entries["versions"]["mlx"]
 
 
-@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux's list of loaded files")
+@linux_only("it has a list of loaded files")
 @pytest.mark.parametrize("setting", [None, "off"])
 def test_the_blas_that_it_names_is_the_one_in_the_process(setting: str | None) -> None:
     script = """

@@ -12,10 +12,13 @@ from mlxgen import device
 from mlxgen.network import cpu_kernels
 
 from ..support import oracles
+from ..support.devices import cpu_only
 
+cpu_forms = cpu_only("a GPU takes MLX's own functions")
 LARGE = (130, 128)  # above cpu_kernels.LARGE
 
 
+@cpu_forms
 def test_a_large_sigmoid_is_that_of_numpy_also_far_out():
     x = np.linspace(-80, 80, LARGE[0] * LARGE[1]).astype(np.float32).reshape(LARGE)
     got = np.array(cpu_kernels.sigmoid(mx.array(x)))
@@ -25,6 +28,7 @@ def test_a_large_sigmoid_is_that_of_numpy_also_far_out():
     assert 0 <= low < 1e-37 and 0 <= lower < 1e-37 and high == higher == 1 and np.isnan(nan)
 
 
+@cpu_forms
 def test_gradients_are_those_of_mlxs_own_functions():
     x = mx.random.normal(LARGE)
     ours = mx.grad(lambda x: (x * cpu_kernels.sigmoid(x)).sum())(x)
@@ -44,6 +48,7 @@ def written_attention(q, k, v, scale, allowed):
     return oracles.softmax(np.where(allowed, scores, -np.inf)) @ v
 
 
+@cpu_forms
 @settings(max_examples=20)
 @given(
     B=st.integers(1, 2), H=st.sampled_from([1, 3]), L=st.integers(128, 160), before=st.integers(0, 50),
@@ -69,6 +74,7 @@ def test_large_attention_is_that_written_out(mask, B, H, L, before, sharp, seed)
     np.testing.assert_allclose(got, written_attention(q, k, v, 0.25, allowed), rtol=0, atol=1e-4 * sharp)
 
 
+@cpu_forms
 def test_a_row_that_may_read_nothing_is_finite():
     q = mx.random.normal((1, 2, 128, 8))
     mask = mx.zeros((128, 128), dtype=mx.bool_)

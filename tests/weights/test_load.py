@@ -70,7 +70,10 @@ def test_shards(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_is_computed_in_float32_on_the_cpu(tmp_path: Path, dtype: torch.dtype) -> None:
+def test_half_precision_is_computed_in_float32_on_the_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    monkeypatch.setattr("mlxgen.device.on_cpu", lambda: True)
     model = theirs().to(dtype)
     model.save_pretrained(tmp_path)
     decoder = open_decoder(tmp_path)

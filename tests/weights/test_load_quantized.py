@@ -85,11 +85,12 @@ def test_packed_weights_with_float16_scales_give_the_exact_logits(tmp_path: Path
 def test_a_saved_session_opens_whether_the_weights_are_packed_or_not(
     tmp_path: Path, mode: str, group_size: int, bits: int, dtype: str | None
 ) -> None:
+    """Packed as on a GPU, unpacked to float32 as on the CPU."""
     theirs().save_pretrained(tmp_path)
     quantize(tmp_path, mode, group_size, bits, dtype=dtype)
     packed, unpacked = (
         Model("m", decoder.config, decoder, None, frozenset())  # type: ignore[arg-type]  # ids need no text
-        for decoder in (open_decoder(tmp_path, packed=packed) for packed in (True, False))
+        for decoder in (open_decoder(tmp_path, packed=True), open_decoder(tmp_path, packed=False, dtype="float32"))
     )
     session = Session(packed)
     session.extend([1, 2, 3])
@@ -100,7 +101,7 @@ def test_a_saved_session_opens_whether_the_weights_are_packed_or_not(
     at = "model.h.1.mlp.c_fc.weight"
     arrays[at] = arrays[at] ^ 1  # the lowest bit of some numbers
     mx.save_safetensors(str(tmp_path / "model.safetensors"), arrays)
-    changed = open_decoder(tmp_path, packed=False)
+    changed = open_decoder(tmp_path, packed=False, dtype="float32")
     with pytest.raises(SessionFileError, match="another model"):
         Session.load(tmp_path / "session.safetensors", Model("m", changed.config, changed, None, frozenset()))  # type: ignore[arg-type]
 
