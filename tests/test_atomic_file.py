@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import stat
@@ -132,3 +133,10 @@ def test_no_file_stays_open(tmp_path: Path) -> None:
         with pytest.raises(RuntimeError), replacing_file(tmp_path / "x.txt"):
             raise RuntimeError
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_an_error_says_which_file_and_keeps_its_own_words(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match=r"No space left on device: .*x\.txt"), replacing_file(tmp_path / "x.txt"):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with pytest.raises(OSError, match=r"^only words$"), replacing_file(tmp_path / "x.txt"):
+        raise OSError("only words")

@@ -140,17 +140,17 @@ def test_progress_reaches_the_end(model: mlxgen.Model) -> None:
 
 
 @pytest.mark.skipif(not (BUNDLED_FOLDER / "config.json").is_file(), reason="the bundled model is not built")
-@pytest.mark.parametrize("part", [1, 2, 4])
-def test_perplexity_of_a_long_tale_by_the_bundled_model_is_that_of_transformers(part: int) -> None:
+def test_perplexity_of_a_long_tale_by_the_bundled_model_is_that_of_transformers() -> None:
     model = mlxgen.load(str(BUNDLED_FOLDER))
-    tale = mlxgen.generate(model, "Once upon a time", max_tokens=620, seed=part, overflow="slide", ignore_eos=True).text
+    tale = mlxgen.generate(model, "Once upon a time", max_tokens=620, seed=1, overflow="slide", ignore_eos=True).text
     ids = model.tokenizer.encode(tale)
     assert len(ids) > model.config.n_positions
     weights = {name: array.astype(np.float32) for name, array in oracles.parameters(model.decoder).items()}
     theirs = torch_gpt2(json.loads((BUNDLED_FOLDER / "config.json").read_text()), weights)
-    stride = model.config.n_positions // part
-    perplexity, count = oracles.torch_perplexity(theirs, ids, stride)
-    ours = mlxgen.score(model, tale, stride=stride, bos=False)
-    assert ours.n_scored == count
-    assert ours.perplexity == pytest.approx(perplexity, rel=1e-3)
-    assert ours.perplexity < 100  # it has learned something
+    for part in (1, 2, 4):
+        stride = model.config.n_positions // part
+        perplexity, count = oracles.torch_perplexity(theirs, ids, stride)
+        ours = mlxgen.score(model, tale, stride=stride, bos=False)
+        assert ours.n_scored == count
+        assert ours.perplexity == pytest.approx(perplexity, rel=1e-3)
+        assert ours.perplexity < 100  # it has learned something

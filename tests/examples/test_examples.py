@@ -1,7 +1,6 @@
 """The examples run as they stand, print what the comment at their end says, and answer --help."""
 
 import importlib
-import importlib.util
 import os
 import re
 import runpy
@@ -64,17 +63,12 @@ def test_decoding_loop_shows_the_cache_one_token_behind(tiny):
     assert len(steps) % 2 == 1  # the last selected token is not processed
 
 
-@pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="transformers' loop needs torch")
-def test_far_far_away_is_the_same_in_both_loops(tiny):
-    assert "transformers: the same tokens" in run("far_far_away.py", tiny)
-
-
 @pytest.mark.skipif(not BUNDLED.is_file(), reason="the bundled model is not here")
+@pytest.mark.skipif(not device.on_cpu(), reason="Metal computes in float16, which may choose other tokens")
 @pytest.mark.parametrize("name", ["decoding_loop.py", "far_far_away.py"])
 def test_with_the_bundled_model_the_output_is_as_promised(name):
-    printed = run(name)
-    if sys.platform == "linux" and device.on_cpu():  # a GPU computes in float16, which may choose otherwise
-        assert printed == promised(name)
+    """That of far_far_away includes that transformers' loop chose the same tokens."""
+    assert run(name) == promised(name)
 
 
 @needs_compiler

@@ -1,6 +1,8 @@
 """The training examples: they learn, resume exactly, agree with each other, and write folders that open."""
 
+import contextlib
 import importlib
+import io
 import re
 import signal
 import sys
@@ -8,6 +10,7 @@ from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import NamedTuple
 
 import mlx.core as mx
 import numpy as np
@@ -34,7 +37,7 @@ SMALL = [
 ]
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def as_found() -> Iterator[None]:
     """The scripts import their shared module from beside them and take over Ctrl-C."""
     handler, threads = signal.getsignal(signal.SIGINT), torch.get_num_threads()
@@ -50,11 +53,32 @@ def script(name: str) -> ModuleType:
     return importlib.import_module(name)
 
 
-@pytest.fixture
-def corpus(tmp_path: Path) -> list[str]:
-    (tmp_path / "train.txt").write_text(TALES)
-    (tmp_path / "valid.txt").write_text(TALE.replace("river", "brook"))
-    return ["--train", str(tmp_path / "train.txt"), "--valid", str(tmp_path / "valid.txt"), *SMALL]
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    folder = tmp_path_factory.mktemp("corpus")
+    (folder / "train.txt").write_text(TALES)
+    (folder / "valid.txt").write_text(TALE.replace("river", "brook"))
+    return ["--train", str(folder / "train.txt"), "--valid", str(folder / "valid.txt"), *SMALL]
+
+
+class Run(NamedTuple):
+    """A whole training: the script, the folder that it wrote and what it printed."""
+
+    name: str
+    out: Path
+    printed: str
+
+
+def train(name: str, *arguments: str) -> str:
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        script(name).main(list(arguments))
+    return printed.getvalue()
+
+
+@pytest.fixture(scope="module", params=["train_fairy_tales", "train_fairy_tales_torch"])
+def whole(request: pytest.FixtureRequest, corpus: list[str], tmp_path_factory: pytest.TempPathFactory) -> Run:
+    out = tmp_path_factory.mktemp("whole") / "run"
+    return Run(request.param, out, train(request.param, *corpus, "--out", str(out)))
 
 
 def losses(printed: str) -> list[float]:
@@ -65,36 +89,29 @@ def validation(printed: str) -> float:
     return float(re.findall(r"validation ([\d.]+) bits", printed)[-1])
 
 
-@pytest.mark.parametrize("name", ["train_fairy_tales", "train_fairy_tales_torch"])
-def test_the_loss_falls_and_the_folder_opens(name, corpus, tmp_path, capsys):
-    script(name).main([*corpus, "--out", str(tmp_path / "run")])
-    printed = capsys.readouterr().out
-    first, mean_of_the_rest = losses(printed)
+def test_the_loss_falls_and_the_folder_opens(whole, corpus):
+    first, mean_of_the_rest = losses(whole.printed)
     assert mean_of_the_rest < first - 0.3
 
-    model = mlxgen.load(str(tmp_path / "run"))
+    model = mlxgen.load(str(whole.out))
     recipe = script("fairy_tales_recipe")
-    data = recipe.prepare(recipe.options("").parse_args([*corpus, "--out", str(tmp_path / "run")]))
+    data = recipe.prepare(recipe.options("").parse_args([*corpus, "--out", str(whole.out)]))
 
     def nats(ids: np.ndarray) -> np.ndarray:
         logits = torch.tensor(np.array(model.decoder(mx.array(ids[:, :-1]))[0], np.float32))
         return torch.nn.functional.cross_entropy(logits, torch.tensor(ids[0, 1:]), reduction="none").numpy()
 
     # What the script measured is what the opened folder measures; float16 storage costs a little.
-    assert recipe.bits_per_character(data, 32, nats) == pytest.approx(validation(printed), abs=0.01)
+    assert recipe.bits_per_character(data, 32, nats) == pytest.approx(validation(whole.printed), abs=0.01)
     assert mlxgen.generate(model, "Once", max_tokens=3, ignore_eos=True, seed=1).tokens
 
 
-@pytest.mark.parametrize("name", ["train_fairy_tales", "train_fairy_tales_torch"])
-def test_stopping_and_resuming_gives_what_not_stopping_gives(name, corpus, tmp_path, capsys):
-    main = script(name).main
-    main([*corpus, "--out", str(tmp_path / "whole")])
-    whole = capsys.readouterr().out
-    main([*corpus, "--out", str(tmp_path / "halves"), "--stop-at", "7"])
-    main([*corpus, "--out", str(tmp_path / "halves")])
-    halves = capsys.readouterr().out
-    assert "resuming at step 7" in halves
-    assert validation(halves) == pytest.approx(validation(whole), abs=1e-3)
+def test_stopping_and_resuming_gives_what_not_stopping_gives(whole, corpus, tmp_path):
+    arguments = [*corpus, "--out", str(tmp_path / "halves")]
+    train(whole.name, *arguments, "--stop-at", "7")
+    printed = train(whole.name, *arguments)
+    assert "resuming at step 7" in printed
+    assert validation(printed) == pytest.approx(validation(whole.printed), abs=1e-3)
 
 
 def test_the_training_pass_without_dropout_is_the_decoder():

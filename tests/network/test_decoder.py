@@ -57,11 +57,15 @@ def test_logits_and_200_greedy_tokens_are_those_of_transformers_from_every_layou
     prompt = rng.integers(0, config.vocab_size, 7).tolist()
     expected = oracles.torch_logits(theirs, context)
     tokens = oracles.torch_greedy(theirs, prompt, N_GREEDY)
-    for layout in LAYOUTS:
-        ours = mlxgen.load(str(tiny.write(tmp_path / layout, layout)))
-        np.testing.assert_allclose(np.array(ours.decoder(mx.array([context])))[0], expected, rtol=0, atol=1e-4)
-        got = generate(ours, prompt, max_tokens=N_GREEDY, temperature=0, ignore_eos=True)
-        assert got.tokens == tokens, layout
+    first, *others = (mlxgen.load(str(tiny.write(tmp_path / layout, layout))) for layout in LAYOUTS)
+    np.testing.assert_allclose(np.array(first.decoder(mx.array([context])))[0], expected, rtol=0, atol=1e-4)
+    got = generate(first, prompt, max_tokens=N_GREEDY, temperature=0, ignore_eos=True)
+    assert got.tokens == tokens
+    parameters = dict(tree_flatten(first.decoder.parameters()))
+    for other in others:  # the same weights, so the same logits and tokens
+        theirs = dict(tree_flatten(other.decoder.parameters()))
+        assert theirs.keys() == parameters.keys()
+        assert all(mx.array_equal(array, parameters[name]) for name, array in theirs.items())
 
 
 def test_a_folder_that_transformers_saved_gives_its_logits_and_tokens(tmp_path):
