@@ -10,6 +10,7 @@ import tokenizers
 from mlxgen.errors import ModelError, reason_of
 from mlxgen.installation import install_command
 from mlxgen.json_file import describe, read_json
+from mlxgen.text.panic_lines import without_panic_lines
 
 MAX_BYTES = 64 << 20  # a settings file may list every token
 OTHER_VOCABULARIES = ("vocab.txt", "spiece.model", "spm.model", "tokenizer.model", "sentencepiece.bpe.model")
@@ -111,7 +112,8 @@ def chat_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
 def load_or_raise(path: Path, build: Callable[[], T]) -> T:
     """Call ``build()`` and convert any error to a one-line ModelError."""
     try:
-        return build()
+        with without_panic_lines():
+            return build()
     except ImportError as error:
         if "sentencepiece" in str(error).lower():
             way_out = f"sentencepiece: `{install_command('sentencepiece')}`"
