@@ -40,6 +40,7 @@ def test_on_a_gpu_it_says_what_would_be_faster_with_the_command_that_makes_it_so
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = str(tiny_gpt2(n_embd=128, n_head=2).write(tmp_path / "my tales"))  # heads of 64
+    monkeypatch.setattr(device, "on_cpu", lambda: True)
     assert json.loads(run("info", folder, "--json").stdout)["advice"] == []  # the CPU computes in float32 anyway
     monkeypatch.setattr(device, "on_cpu", lambda: False)
     (sentence,) = json.loads(run("info", folder, "--json").stdout)["advice"]
