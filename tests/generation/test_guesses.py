@@ -19,6 +19,8 @@ from mlxgen.generation.session import Session
 from mlxgen.sampling.chooser import Chooser, Guess
 from mlxgen.sampling.samplers import Sampling
 
+from ..support.models import letter_tokenizer, tiny_gpt2
+
 CACHES = [
     {},
     {"max_kv_size": 5},
@@ -196,10 +198,10 @@ def test_lookahead_keeps_every_text_and_a_draft_every_greedy_one(
     assert 0 <= got.accepted <= got.guesses and (plain.guesses, plain.tokens_per_pass) == (0, 1)
 
 
-def test_guesses_that_cannot_be_are_refused_before_any_work(model, short_model, build_model, tmp_path):
-    larger = build_model(vocab_size=300)
+def test_guesses_that_cannot_be_are_refused_before_any_work(model, short_model, tmp_path):
+    other = tiny_gpt2(tokenizer=letter_tokenizer()).model()
     with pytest.raises(OptionError, match="a different vocabulary"):
-        mlxgen.generate(model, "a", draft=larger)
+        mlxgen.generate(model, "a", draft=other)
     with pytest.raises(OptionError, match="draft must be a model"):
         mlxgen.generate(model, "a", draft="gpt2")
     with pytest.raises(OptionError, match="give one of them"):
