@@ -121,7 +121,8 @@ print(json.dumps([library, blas.is_quick_for_a_row(), first, product]))
 def loaded(change: str = "", **env: str) -> list[object]:
     """[library, is_quick_for_a_row, whether MLX finds the compiled sgemm first, a product] in a new process."""
     others = {name: value for name, value in os.environ.items() if name != "MLXGEN_BLAS"}
-    answer: list[object] = fresh(LOADED.format(change=change), env=others | env)
+    # Elsewhere than in the sources, which have no compiled library unless they are installed for development.
+    answer: list[object] = fresh(LOADED.format(change=change), cwd=Path(os.sep), env=others | env)
     return answer
 
 
