@@ -20,11 +20,12 @@ def without_panic_lines() -> Iterator[None]:
     """
     try:
         real = os.dup(STANDARD_ERROR)
-    except OSError:  # closed: nothing can be written anyway
+        held = tempfile.TemporaryFile(dir=os.environ.get("TMPDIR") or "/tmp")  # noqa: SIM115
+    except OSError:  # closed, or there is no room: then the lines are shown
         yield
         return
     panicked = False
-    with tempfile.TemporaryFile() as held:
+    with held:
         os.dup2(held.fileno(), STANDARD_ERROR)
         try:
             yield

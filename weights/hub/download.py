@@ -137,14 +137,22 @@ def _locked(part: Path) -> Iterator[BinaryIO]:
         with part.open("ab") as stream:
             with suppress(OSError):  # a file system without locks
                 fcntl.flock(stream, fcntl.LOCK_EX)
-            if part.exists() and os.path.samestat(part.stat(), os.fstat(stream.fileno())):
+            if _is_at(part, stream):
                 try:
                     yield stream
                 finally:
                     stream.flush()
-                    if part.exists() and not part.stat().st_size:
+                    if _is_at(part, stream) and not os.fstat(stream.fileno()).st_size:
                         part.unlink()
                 return
+
+
+def _is_at(path: Path, stream: BinaryIO) -> bool:
+    """Whether the open file still has that path. Another process may rename or remove it until it is locked."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(stream.fileno()))
+    except FileNotFoundError:
+        return False
 
 
 @contextmanager
