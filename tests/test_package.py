@@ -47,6 +47,14 @@ def test_float32_is_computed_in_float32_unless_the_user_allows_tf32(
     assert fresh("import json, mlxgen, os\nprint(json.dumps(os.environ['MLX_ENABLE_TF32']))", cwd=ROOT) == found
 
 
+def test_generating_on_the_cpu_imports_no_numpy() -> None:
+    script = (
+        "import json, os, sys\nos.environ['MLXGEN_DEVICE'] = 'cpu'\nimport mlxgen\n"
+        "mlxgen.generate(mlxgen.load(), 'Once', max_tokens=2)\nprint(json.dumps('numpy' in sys.modules))"
+    )
+    assert fresh(script) is False
+
+
 def test_the_runtime_never_imports_other_peoples_runtimes() -> None:
     script = (
         "import json, sys, mlxgen\nfor name in mlxgen.__all__: getattr(mlxgen, name)\n"

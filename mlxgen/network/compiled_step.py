@@ -10,7 +10,6 @@ import weakref
 from collections.abc import Sequence
 
 import mlx.core as mx
-import numpy as np
 from mlx.utils import tree_flatten
 
 from mlxgen.network.cache import KVCache, RotatingKVCache
@@ -35,6 +34,8 @@ def weight_addresses(decoder: GPT2) -> list[int]:
 
     A weight that was replaced, or written into while a compiled step holds it, lies elsewhere than before.
     """
+    import numpy as np  # its import takes a third of a short command's time, and the CPU compiles no steps
+
     weights = [array for _, array in tree_flatten(decoder.parameters())]
     readable = [array.view(mx.uint16) if array.dtype == mx.bfloat16 else array for array in weights]
     buffers = [np.asarray(memoryview(array)) for array in readable]

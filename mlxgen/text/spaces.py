@@ -23,8 +23,9 @@ CLEAN_UP = (
 IDEOGRAPHS = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002a6df\U0002a700-\U0002ceaf\U0002f800-\U0002fa1f"
 ALONE = IDEOGRAPHS + "\u3001-\u3003\u3008-\u3011\u3014-\u301b\uff01-\uff0f\uff1a-\uff20\uff3b-\uff40\uff5b-\uff65"
 BESIDE = ALONE + "\u3005-\u3007\u3040-\u30ff\u31f0-\u31ff\u2014\u2018-\u201d\u2026\u00b7"  # kana, quotes, dashes
-SPLIT = re.compile(f"(?<=[{ALONE}]) (?=[{BESIDE}])|(?<=[{BESIDE}]) (?=[{ALONE}])")
-BEFORE_SPACE = re.compile(f"[{BESIDE}] ")
+# Compiled when they are first used: that takes longer than starting without them.
+SPLIT = f"(?<=[{ALONE}]) (?=[{BESIDE}])|(?<=[{BESIDE}]) (?=[{ALONE}])"
+BEFORE_SPACE = f"[{BESIDE}] "
 
 
 class Edit(Protocol):
@@ -66,7 +67,7 @@ class IdeographJoiner:
     def feed(self, text: str) -> str:
         text = join_ideographs(self._before + self._pending + text)[len(self._before) :]
         whole = self._before + text
-        self._pending = " " if text and BEFORE_SPACE.fullmatch(whole[-2:]) else ""
+        self._pending = " " if text and re.fullmatch(BEFORE_SPACE, whole[-2:]) else ""
         text = text[: len(text) - len(self._pending)]
         self._before = text[-1:] or self._before
         return text
@@ -84,4 +85,4 @@ def clean_up_spaces(text: str) -> str:
 
 def join_ideographs(text: str) -> str:
     """Remove single spaces between Chinese characters, and between them and kana or Chinese punctuation."""
-    return SPLIT.sub("", text)
+    return re.sub(SPLIT, "", text)
