@@ -1,4 +1,4 @@
 """Text: tokenizers, decoding one token at a time, and stop texts.
 
-May import `mlxgen.errors` and `mlxgen.json_file`, and nothing else of mlxgen.
+May import the modules on the floor below it that read files and report errors, and nothing else of mlxgen.
 """

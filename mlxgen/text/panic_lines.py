@@ -7,8 +7,9 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from mlxgen.reading import PANIC
+
 STANDARD_ERROR = 2
-PANIC = "PanicException"
 
 
 @contextmanager
