@@ -1,4 +1,4 @@
-"""What pyproject.toml cannot say: on Linux, mlxgen/sgemm.c is compiled where there is a C compiler, and only there."""
+"""What pyproject.toml cannot say: the C sources are compiled on Linux, where there is a C compiler, and only there."""
 
 import sys
 
@@ -6,6 +6,11 @@ from setuptools import Extension, setup
 
 threads = ["-pthread"]
 sgemm = Extension(
-    "mlxgen._sgemm", ["mlxgen/sgemm.c"], extra_compile_args=threads, extra_link_args=threads, optional=True
+    "mlxgen._sgemm",
+    ["mlxgen/sgemm.c", "mlxgen/few_rows.c"],
+    depends=["mlxgen/few_rows.h", "mlxgen/few_rows_dots.h"],
+    extra_compile_args=["-O3", *threads],
+    extra_link_args=threads,
+    optional=True,
 )
 setup(ext_modules=[sgemm] if sys.platform == "linux" else [])

@@ -9,9 +9,11 @@ this module is imported, before mlxgen creates an array, and child processes inh
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import platform
 import shutil
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import cache, partial
@@ -29,6 +31,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 # Head sizes for which MLX's Metal backend has a fused attention kernel for the few rows of a decode step.
 VECTOR_HEAD_DIMS = (64, 96, 128, 192, 256)
 MEMORY_FACTS = "/proc/meminfo"
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's numbers for mallopt
+KEPT = 256 * 1024**2  # bytes that a process keeps after it freed them
+LARGEST_KEPT = 32 * 1024**2  # of one array; glibc allows no more
 
 _wiring = threading.Lock()
 _wired = _limit_before = 0
@@ -46,6 +51,20 @@ def choose_device() -> None:
 
 
 choose_device()
+
+
+def keep_freed_memory() -> None:
+    """Let the allocator reuse the memory of large arrays rather than return it to the system (Linux with glibc only).
+
+    Otherwise the system clears every page of the next large array again, which can take longer than computing it.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt:
+        mallopt(M_TRIM_THRESHOLD, KEPT)
+        mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT)
+
+
+keep_freed_memory()
 
 
 def on_cpu() -> bool:

@@ -1,11 +1,13 @@
 /* cblas_sgemm as MLX calls it: fast for few rows, and beside other busy processes.
 
-   OpenBLAS's sgemm copies a matrix before it multiplies. For few rows that takes longer than the product itself, so
-   these go to its sgemv, which reads the matrix where it lies. Its threads split a product into equal parts and wait for
+   OpenBLAS's sgemm copies a matrix before it multiplies. For few rows that takes longer than the product itself. So one
+   row goes to its sgemv, which reads the matrix where it lies, and several go to few_rows.c. OpenBLAS's threads split a product into equal parts and wait for
    each other without sleeping, so one busy neighbour stalls them all. Here OpenBLAS computes on one thread, and the
    threads of this file take small blocks of a product, whoever is free the next one.
 
    mlxgen/blas.py loads this library before OpenBLAS and MLX, and passes it OpenBLAS's functions. */
+
+#include "few_rows.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -13,7 +15,7 @@
 
 enum { ROW_MAJOR = 101, NO_TRANS = 111, TRANS = 112 };
 enum {
-    FEW = 8,             /* up to so many rows go to sgemv */
+    FEW = 8,             /* up to so many rows go to sgemv where few_rows.c does not take them */
     CACHED = 32 * 1024,  /* numbers of a matrix that stay in a core's cache while each of the few rows reads them */
     LEAST = 512 * 1024,  /* multiplications from which a product is shared between threads */
     BLOCKS = 6,          /* blocks for each thread: enough to even out what a neighbour takes */
@@ -39,7 +41,7 @@ typedef struct {
 
 static gemm_t *gemm;
 static gemv_t *gemv;
-static int n_threads = 1;
+static int n_threads = 1, most_rows; /* most_rows: up to so many go to few_rows.c, if the matrix lies as [out, in] */
 
 static pthread_mutex_t user = PTHREAD_MUTEX_INITIALIZER; /* held by the thread whose product is shared */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of what follows */
@@ -72,7 +74,9 @@ static void vectors(int rows, int out, int in, float alpha, const float *w, int 
 static void multiply(const product *p)
 {
     int at = p->at, bt = p->bt, empty = p->m <= 0 || p->n <= 0 || p->k <= 0;
-    if (!empty && p->m <= (bt ? FEW : 1))
+    if (!empty && !at && bt && p->m > 1 && p->m <= most_rows)
+        multiply_few_rows(p->m, p->n, p->k, p->alpha, p->a, p->lda, p->b, p->ldb, p->beta, p->c, p->ldc);
+    else if (!empty && p->m <= (bt ? FEW : 1))
         vectors(p->m, p->n, p->k, p->alpha, p->b, bt ? NO_TRANS : TRANS, p->ldb, p->a, at ? 1 : p->lda, at ? p->lda : 1,
                 p->beta, p->c, p->ldc, 1);
     else if (!empty && p->n <= (at ? 1 : FEW))
@@ -180,7 +184,7 @@ void cblas_sgemm(int order, int transa, int transb, int m, int n, int k, float a
 /* Use these functions of OpenBLAS, and as many threads. Called once, before any product. */
 void mlxgen_use(gemm_t *m, gemv_t *v, void (*set_threads)(int), int threads)
 {
-    gemm = m, gemv = v;
+    gemm = m, gemv = v, most_rows = most_few_rows();
     set_threads(1);
     for (pthread_t thread; n_threads < threads && pthread_create(&thread, NULL, help, NULL) == 0; n_threads++)
         pthread_detach(thread);

@@ -1,6 +1,8 @@
 """The device: how it is chosen, what it computes in, how weights lie in its memory, and what stays resident."""
 
 import os
+import resource
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -171,3 +173,24 @@ def test_whatever_generates_keeps_the_weights_resident_until_it_ends(
         assert running == [1]
         list(steps)
         assert not running
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="another allocator")
+def test_large_arrays_get_memory_that_was_used_before_and_not_pages_to_be_cleared() -> None:
+    faults = fresh("""
+        import mlxgen, resource
+        from mlxgen import device
+        import mlx.core as mx
+
+        def compute():
+            x = mx.ones((1024, 2048))  # 8 MB
+            for _ in range(6):
+                x = mx.maximum(x * 2 - 1, 0) + x / 3
+            mx.eval(x)
+
+        compute(), compute()
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        compute()
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+    """.replace("\n        ", "\n"))  # fmt: skip
+    assert faults < 2**20 / resource.getpagesize()  # for less than a MB of some 100

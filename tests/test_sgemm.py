@@ -54,7 +54,9 @@ def sgemm(order: int, ta: int, tb: int, m: int, n: int, k: int, alpha: float, be
     function(
         order, ta, tb, m, n, k, f(alpha), A.pointer, A.leading, B.pointer, B.leading, f(beta), C.pointer, C.leading
     )
-    np.testing.assert_allclose(C.stored, expected if order == ROW_MAJOR else expected.T, rtol=1e-4, atol=1e-4)
+    # Standard normal numbers: sums of about sqrt(k), rounded at each step.
+    error = 1e-6 * (1 + abs(alpha)) * (1 + k**0.5)
+    np.testing.assert_allclose(C.stored, expected if order == ROW_MAJOR else expected.T, rtol=1e-6, atol=error)
     assert (C.memory[:, C.stored.shape[1] :] == PADDING).all()
 
 
@@ -71,6 +73,13 @@ def test_every_alpha_and_beta(alpha: float, beta: float) -> None:
     for m, n in ((1, 20), (20, 1), (1, 1), (3, 20), (20, 3), (20, 20)):
         for ta, tb in TRANSPOSITIONS:
             sgemm(ROW_MAJOR, ta, tb, m, n, 9, alpha, beta, room=1)
+
+
+@pytest.mark.parametrize("m", [2, 3, 4, 5, 16, 31, 32, 33, 64, 65])
+def test_some_rows_times_a_matrix_whose_size_is_no_multiple_of_anything(m: int) -> None:
+    for n, k in ((1, 7), (3, 16), (4, 17), (6, 64), (9, 1024), (50, 1025), (7, 2100)):
+        for alpha, beta in ((1.0, 0.0), (-0.5, 0.75)):
+            sgemm(ROW_MAJOR, NO_TRANS, TRANS, m, n, k, alpha, beta, room=3)
 
 
 @pytest.mark.parametrize(("m", "n"), [(1, 3000), (3000, 1), (4, 3000), (3000, 4), (300, 300)])

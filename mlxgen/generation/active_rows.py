@@ -175,7 +175,8 @@ class ActiveRows:
 
     def _prefill(self, prompts: Sequence[list[int]]) -> tuple[list[KVCache], mx.array]:
         """Process different prompts in one pass: their caches, and the logits [n, V] of each one's last position."""
-        decoder, caches = self._model.decoder, [KVCache() for _ in range(self._model.config.n_layer)]
+        decoder = self._model.decoder
+        caches = [KVCache(growth=1) for _ in range(self._model.config.n_layer)]  # their content is copied, not added to
         shared = min(len(prompt) for prompt in prompts) - 1
         for prompt in prompts[1:]:
             shared = min(shared, shared_length(prompts[0], prompt))

@@ -12,7 +12,9 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlxgen.network.pair_cache import GROWTH
+from mlxgen.network.pair_cache import capacity_for
+
+GROWTH = 64  # positions that the buffers grow by at least: less than a single row's, as there are many rows
 
 
 class BatchCache:
@@ -154,7 +156,10 @@ def _with_room(buffer: mx.array | None, like: mx.array, rows: int, positions: in
     if buffer is not None and rows <= old_rows and positions <= old_positions:
         return buffer
     rows = old_rows if rows <= old_rows else max(rows, 2 * old_rows)  # doubled, so that joining rows cause few copies
-    positions = max(old_positions, -(-positions // GROWTH) * GROWTH)
+    if positions > old_positions:
+        positions = capacity_for(max(positions, old_positions * 5 // 4), GROWTH)
+    else:
+        positions = old_positions
     if buffer is None:
         return mx.zeros((rows, H, positions, width), like.dtype)
     return mx.pad(buffer, [(0, rows - old_rows), (0, 0), (0, positions - old_positions), (0, 0)])

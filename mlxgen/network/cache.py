@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import mlx.core as mx
 
 from mlxgen.errors import OptionError, check_whole
-from mlxgen.network.pair_cache import PairCache, Slot, capacity_for, joined_or_none, split_pair, with_capacity
+from mlxgen.network.pair_cache import GROWTH, PairCache, Slot, capacity_for, joined_or_none, split_pair, with_capacity
 
 
 class Cache(Protocol):
@@ -39,15 +39,16 @@ def make_cache(n_layer: int, max_size: int | None = None, keep: int = 0) -> list
 
 
 class KVCache(PairCache):
-    """A cache of all positions so far. Its buffer grows by GROWTH positions and is written in place."""
+    """A cache of all positions so far. Its buffer grows by `growth` positions and is written in place."""
 
-    def __init__(self) -> None:
+    def __init__(self, growth: int = GROWTH) -> None:
         self.offset = 0
+        self._growth = growth
 
     def update_pair(self, pair: mx.array) -> mx.array:
         """Add the keys and values of the next positions; returns those of all positions so far."""
         start, self.offset = self.offset, self.offset + pair.shape[2]
-        self.pair = with_capacity(self.pair, pair, start, capacity_for(self.offset))
+        self.pair = with_capacity(self.pair, pair, start, capacity_for(self.offset, self._growth))
         self.pair[..., start : self.offset, :] = pair
         return self.pair[..., : self.offset, :]
 
@@ -59,7 +60,7 @@ class KVCache(PairCache):
     def reserve(self) -> Slot:
         """The slot of the next position, for a cache that is not empty. Write to it, then call `commit`."""
         assert self.pair is not None
-        buffer = with_capacity(self.pair, self.pair, self.offset, capacity_for(self.offset + 1))
+        buffer = with_capacity(self.pair, self.pair, self.offset, capacity_for(self.offset + 1, self._growth))
         return Slot(buffer, self.offset, self.offset + 1)
 
     def commit(self, pair: mx.array, index: int) -> None:

@@ -68,8 +68,8 @@ def joined_or_none(keys: mx.array | None, values: mx.array | None) -> mx.array |
     return None if keys is None or values is None else _joined(keys, values)
 
 
-def capacity_for(positions: int) -> int:
-    return -(-positions // GROWTH) * GROWTH
+def capacity_for(positions: int, growth: int = GROWTH) -> int:
+    return -(-positions // growth) * growth
 
 
 def with_capacity(buffer: mx.array | None, new: mx.array, used: int, capacity: int) -> mx.array:

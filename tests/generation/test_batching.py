@@ -14,6 +14,7 @@ from mlxgen import device
 from mlxgen.errors import ContextError, NumericError, OptionError
 from mlxgen.generation.batching import Failure, fitting_batch_size, outcomes
 from mlxgen.network.batch_cache import BatchCache
+from mlxgen.network.cache import KVCache
 from mlxgen.network.decoder import GPT2
 from mlxgen.sampling.chooser import Chooser
 
@@ -286,3 +287,17 @@ def test_a_finished_row_makes_room_without_moving_others(model: mlxgen.Model, mo
     assert len(moves) <= 3  # only at the end, when no prompt takes the place of a finished one
     for prompt, answer in zip(prompts, answers, strict=True):
         assert answer.tokens == mlxgen.generate(model, prompt.prompt, **prompt.options).tokens
+
+
+def test_the_buffers_of_a_batch_have_little_unused_room() -> None:
+    cache, row = BatchCache(1), KVCache(growth=1)
+    row.update_and_fetch(mx.zeros((1, 2, 60, 8)), mx.zeros((1, 2, 60, 8)))
+    for slot in cache.reserve(3):
+        cache.join(slot, [row], 0, 60, 60)
+    for filled in range(61, 700):
+        cache.begin_step()
+        cache.layers[0].update_and_fetch(mx.zeros((3, 2, 1, 8)), mx.zeros((3, 2, 1, 8)))
+        buffer = cache.layers[0].buffers[0]
+        assert buffer is not None and buffer.shape[2] < filled * 5 / 4 + 64
+        mx.eval(cache.layers[0].buffers)
+    assert cache.filled(0) == 699
