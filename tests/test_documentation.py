@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
@@ -21,9 +22,11 @@ import mlxgen
 from mlxgen import device
 from mlxgen.cli.main import COMMANDS, main
 
-from .support import torch_gpts
+from .support import tensorflow_checkpoints, torch_gpts
+from .support.llmc import write_llmc
 from .support.markdown import Page
-from .support.models import tiny_gpt2
+from .support.models import published, tiny_gpt2
+from .support.tensorflow_checkpoints import add_small_files, large, small
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
@@ -76,7 +79,24 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     args = {"n_layer": 1, "n_head": 2, "n_embd": 32, "block_size": 16, "bias": True, "vocab_size": len(characters)}
     state = torch_gpts.GPT(len(characters), **shape).state_dict()
     torch.save({"model": state, "model_args": args, "config": {}}, nano / "ckpt.pt")
+    write_foreign(folder)
     return folder
+
+
+def write_foreign(folder: Path) -> None:
+    """Checkpoints of other programs, under the names that they give them."""
+    for name, kept, model in (("124M", "release", large()), ("checkpoint/run1", "run1", small())):
+        shutil.copytree(tensorflow_checkpoints.FOLDER / kept, folder / name)
+        add_small_files(folder / name, model)
+    tiny = tiny_gpt2(n_embd=16, n_layer=1)
+    weights = {name: torch.tensor(array) for name, array in published(tiny.weights, "transformer.").items()}
+    sizes = argparse.Namespace(block_size=64, n_head=4)
+    for name in ("log124M", "log", "checkpoint-500"):
+        (folder / name).mkdir()
+    write_llmc(folder / "log124M" / "model_00001000.bin", tiny)
+    torch.save({"model": weights, "config": sizes}, folder / "log" / "model_19072.pt")
+    torch.save({"state_dict": weights}, folder / "last.ckpt")
+    tiny_gpt2(n_embd=64, n_layer=1).write(folder / "checkpoint-500")
 
 
 @each_page

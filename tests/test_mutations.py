@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import pickle
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,9 +18,12 @@ from mlxgen.errors import MlxgenError
 from mlxgen.weights import convert
 from mlxgen.weights.conversion.characters import tokenizer_of
 from mlxgen.weights.hub.locate import resolve
+from mlxgen.weights.sources.detect import open_checkpoint
 from mlxgen.weights.sources.pytorch import read_pickle, state_dict
 
 from .support import hub as support_hub
+from .support import tensorflow_checkpoints
+from .support.llmc import write_llmc
 from .support.models import published, tiny_gpt2
 from .support.mutations import mutations, refused_or_read
 
@@ -87,7 +92,13 @@ def test_quantized_folders(whole: Path, tmp_path: Path, cases: Callable[[int], i
 def test_pytorch_files(tmp_path: Path, cases: Callable[[int], int], zipped: bool) -> None:
     file = tmp_path / "ckpt.pt"
     state = {name: torch.tensor(array) for name, array in list(published(TINY.weights, "bare").items())[:6]}
-    content = {"model": state, "model_args": {"n_head": 4}, "optimizer": {"state": {0: {"step": torch.tensor(1.0)}}}}
+    kept = {"n_head": 4}
+    content = {
+        "model": state,
+        "model_args": kept,
+        "config": argparse.Namespace(**kept),
+        "optimizer": {"state": {0: {"step": torch.tensor(1.0)}}},
+    }
     torch.save(content, file, _use_new_zipfile_serialization=zipped)
 
     def read() -> None:
@@ -95,6 +106,25 @@ def test_pytorch_files(tmp_path: Path, cases: Callable[[int], int], zipped: bool
             tensor.read()
 
     assert refused_or_read(file, file.read_bytes(), cases(300), read) > 0
+
+
+def reads(source: Path) -> Callable[[], object]:
+    return lambda: [tensor.read() for tensor in open_checkpoint(str(source)).tensors.values()]
+
+
+@pytest.mark.parametrize("suffix", ["index", "data-00000-of-00001"])
+def test_tensorflow_checkpoints(tmp_path: Path, cases: Callable[[int], int], suffix: str) -> None:
+    shutil.copytree(tensorflow_checkpoints.FOLDER / "sharded", tmp_path / "run")
+    model = tensorflow_checkpoints.small()
+    folder = tensorflow_checkpoints.add_small_files(tmp_path / "run", model)
+    file = next(folder.glob(f"model-7.{suffix.replace('of-00001', 'of-00002')}"))
+    count = cases(200)
+    assert refused_or_read(file, file.read_bytes(), count, reads(folder)) > count * 0.8  # all but what reads the same
+
+
+def test_model_files_of_llmc(tmp_path: Path, cases: Callable[[int], int]) -> None:
+    file = write_llmc(tmp_path / "gpt2_124M.bin", tiny_gpt2(n_embd=4, n_layer=1, n_positions=8))
+    assert refused_or_read(file, file.read_bytes(), cases(200), reads(file)) > 0
 
 
 @pytest.mark.parametrize("protocol", [0, 2, 4])

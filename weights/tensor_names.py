@@ -12,7 +12,7 @@ from mlxgen.safetensors_header import TensorEntry
 WRAPPERS = re.compile(r"(?<![^.])(_orig_mod|module|_module|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 #: The first layer's norm, which every GPT-2 has: a block's in transformers and nanoGPT, or in minGPT's first version.
 FIRST_NORM = re.compile(r"(|.*\.)(h\.0\.ln_1|blocks\.0\.ln1)\.weight")
-FURTHER_HEAD = re.compile(r"((?!lm_head)\w+_head|score|classifier|qa_outputs)\..+")
+FURTHER_HEAD = re.compile(r"((?!lm_head)\w+_heads?|score|classifier|qa_outputs)\..+")
 CLASSIFIERS = ("score.", "classifier.", "qa_outputs.")
 
 

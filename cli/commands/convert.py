@@ -63,7 +63,17 @@ def convert(
     """Convert a GPT-2 checkpoint to a model folder that mlxgen and mlx-lm open.
 
     SOURCE is a hub id (owner/name), an alias such as gpt2, a model folder with safetensors or PyTorch weights, or a
-    file: nanoGPT's ckpt.pt, minGPT's state dict, or any other GPT-2 state dict. The format is detected automatically.
+    checkpoint of another program, whose format is detected automatically:
+
+    \b
+    OpenAI, gpt-2-simple   124M/, checkpoint/run1/, model-1000.index (TensorFlow)
+    nanoGPT                ckpt.pt
+    build-nanogpt          log/model_19072.pt
+    minGPT                 a state dict with its config.json
+    llm.c                  gpt2_124M.bin, model_00001000.bin
+    Lightning, DeepSpeed   last.ckpt, checkpoint-500/
+    any other program      a GPT-2 state dict (.pt, .bin, .safetensors), with --config
+
     A converted folder can be converted again. PyTorch files need the package torch; code in them is never run.
 
     --json prints one object with these keys: source, kind, folder, name (for -m), chat_template (whether there is

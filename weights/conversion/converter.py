@@ -35,7 +35,7 @@ from mlxgen.weights.sources.checkpoint import Checkpoint
 from mlxgen.weights.sources.detect import open_checkpoint
 
 SPARE_BYTES = 16 << 20  # room for the small files
-GENERIC_NAMES = ("ckpt", "model", "pytorch_model")
+GENERIC_NAMES = ("ckpt", "model", "pytorch_model", "model.ckpt", "checkpoint", "mp_rank_00_model_states")
 
 
 def convert(
@@ -57,7 +57,8 @@ def convert(
 ) -> Conversion:
     """Convert a GPT-2 checkpoint to an MLX model folder.
 
-    source: a hub id, an alias, a folder (transformers', mlx-lm's or mlxgen's), or a file: nanoGPT's ckpt.pt, minGPT's
+    source: a hub id, an alias, a folder (transformers', mlx-lm's or mlxgen's; OpenAI's release, or a fine-tune by
+    gpt-2-simple), or a file: nanoGPT's ckpt.pt, build-nanogpt's or llm.c's model, a TensorFlow checkpoint, minGPT's
     state dict, or any other GPT-2 state dict. The format is detected automatically. output: the folder to write, by
     default one in `converted_folder()`, named after the source and the new format. config: a config.json for weights
     without one. vocab: a vocabulary or tokenizer for weights without one. dtype: "float32", "float16" or "bfloat16"; by
@@ -139,7 +140,8 @@ def convert(
 def default_name(source: str, target_format: WeightFormat) -> str:
     """The name of a conversion: the last part of the source's name, and the format, such as "gpt2-4bit".
 
-    A file with a generic name, such as ckpt.pt, is named after its folder. No name is one that already means a model.
+    A file with a generic name, such as ckpt.pt, is named after its folder. No name is one that already means a model,
+    or that of something in the current directory.
     """
     name = _name_of(source)
     if target_format.quantization is not None or target_format.dequantize:
@@ -148,11 +150,13 @@ def default_name(source: str, target_format: WeightFormat) -> str:
         return f"{name}-{target_format.quantization.bits}bit"
     if target_format.dtype is not None:
         return f"{name}-{target_format.dtype.name}"
-    return f"{name}-mlx" if name == BUNDLED or name.lower() in ALIASES else name
+    return f"{name}-mlx" if name == BUNDLED or name.lower() in ALIASES or Path(name).exists() else name
 
 
 def _name_of(source: str) -> str:
     path = Path(source).expanduser()
+    index = Path(f"{path}.index")  # of a TensorFlow checkpoint, which is named without its suffix
+    path = index if index.is_file() and not path.exists() else path
     if path.is_file():
         name = path.absolute().parent.name if path.stem in GENERIC_NAMES else path.stem
     elif path.is_dir():

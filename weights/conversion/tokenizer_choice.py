@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mlxgen.errors import ModelError, reason_of
+from mlxgen.errors import MlxgenError, ModelError, reason_of
 from mlxgen.lfs_pointer import check_not_pointer
+from mlxgen.text.tokenizer import load_tokenizer
 from mlxgen.weights.conversion.characters import tokenizer_of
 from mlxgen.weights.files.model_folder import TOKENIZER_FILES
 from mlxgen.weights.hub.names import ALIASES, repository_of
 from mlxgen.weights.hub.repository import download_tokenizer
+from mlxgen.weights.local_models import list_local_models
 from mlxgen.weights.sources.checkpoint import Checkpoint
 
 GPT2_SIZES = (50257, 50304)  # nanoGPT pads 50,257 to 50,304, a multiple of 64
+GPT2_TEXT, GPT2_IDS = "Hello world, 1234<|endoftext|>", [15496, 995, 11, 1105, 2682, 50256]
 COMPLETE = (
     "tokenizer.json",
     "vocab.txt",
@@ -29,8 +32,8 @@ def choose_tokenizer(checkpoint: Checkpoint, vocab_size: int, vocab: str | None 
     """The tokenizer files to put beside the weights, and in words where they are from.
 
     vocab: a vocabulary as JSON, a tokenizer.json, a folder with a tokenizer, or a hub id. Without it, the first of
-    these is used: the source's own files; nanoGPT's meta.json or meta.pkl; GPT-2's, if the size fits. Raises
-    ModelError.
+    these is used: the source's own files; nanoGPT's meta.json or meta.pkl; GPT-2's, if the size fits, from the hub or
+    from a model on this machine. Raises ModelError.
     """
     if vocab is not None:
         return _given(vocab, vocab_size)
@@ -39,11 +42,29 @@ def choose_tokenizer(checkpoint: Checkpoint, vocab_size: int, vocab: str | None 
     for file in _meta_files(checkpoint):
         return tokenizer_of(file, vocab_size), str(file)
     if vocab_size in GPT2_SIZES:
-        return _from_hub("gpt2", f"{checkpoint.path}: has no tokenizer, and GPT-2's cannot be downloaded"), "GPT-2's"
+        return _gpt2s(f"{checkpoint.path}: has no tokenizer, and GPT-2's cannot be downloaded")
     raise ModelError(
         f"{checkpoint.path}: has no tokenizer for its {vocab_size} tokens; give one with --vocab: "
         'a JSON file {"character": id, …}, a tokenizer.json, a folder or a hub id'
     )
+
+
+def _gpt2s(problem: str) -> tuple[Files, str]:
+    """GPT-2's own tokenizer: the hub's, or else that of a model on this machine. problem: how an error begins."""
+    try:
+        return _from_hub("gpt2", problem), "GPT-2's"
+    except ModelError:
+        for model in list_local_models():
+            if model.config.vocab_size in GPT2_SIZES and _has_gpt2s(model.path):
+                return _from_folder(model.path), f"GPT-2's, from {model.name}"
+        raise
+
+
+def _has_gpt2s(folder: Path) -> bool:
+    try:
+        return load_tokenizer(folder).encode(GPT2_TEXT) == GPT2_IDS
+    except MlxgenError:
+        return False
 
 
 def _given(vocab: str, vocab_size: int) -> tuple[Files, str]:

@@ -12,11 +12,25 @@ from pathlib import Path
 
 FIRST_BYTES = 16
 PYTORCH = "a PyTorch checkpoint"
+TENSORFLOW = "a TensorFlow checkpoint"
+LLMC = "a checkpoint of llm.c"
+CONVERT = "convert it with `mlxgen convert {path}`"
+#: The other files that llm.c writes or reads, by the number that they begin with.
+OTHER_LLMC_FILES = {
+    20240327: "a debug state of llm.c",
+    20240328: "a tokenizer of llm.c",
+    20240520: "a file of tokens for llm.c",
+    20240522: "an evaluation file of llm.c",
+    20240527: "an optimizer state of llm.c",
+    20240801: "a file of tokens for llm.c",
+    20240803: "a Llama checkpoint of llm.c",
+}
+TABLE_END = (0xDB4775248B80FB57).to_bytes(8, "little")  # of LevelDB's tables
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of file. what: its name, in words. advice: what opens it; {path} is the file.
+    """A kind of file. what: its name, in words. advice: what opens it; {path} is the file, {folder} is the file's.
 
     is_one: whether a file is of this kind, by its path and first bytes. patterns: its usual names, by which it is found
     in a folder.
@@ -29,7 +43,7 @@ class Kind:
     opened_by_convert: bool = False
 
     def advice_for(self, path: Path) -> str:
-        return self.advice.format(path=path)
+        return self.advice.format(path=path, folder=path.parent)
 
 
 def _begins(*beginnings: bytes) -> Callable[[Path, bytes], bool]:
@@ -41,8 +55,17 @@ def _ends(*suffixes: str) -> Callable[[Path, bytes], bool]:
 
 
 def _is_tensorflow(path: Path, first: bytes) -> bool:
-    pieces = ("*.index", "*.data-*-of-*", "*.ckpt*.meta", "saved_model.pb")
+    pieces = ("*.index", "*.data-*-of-*", "*.ckpt*.meta", "model-*.meta")
     return first.startswith(b"model_checkpoint_path") or any(path.match(piece) for piece in pieces)
+
+
+def _is_first_tensorflow(path: Path, first: bytes) -> bool:
+    """A checkpoint of version 1: a single file, a table whose first key is empty."""
+    if not first.startswith(b"\0\0"):
+        return False
+    with path.open("rb") as file:
+        file.seek(max(0, file.seek(0, 2) - len(TABLE_END)))
+        return file.read() == TABLE_END
 
 
 def _is_pytorch(path: Path, first: bytes) -> bool:
@@ -76,8 +99,10 @@ def _names_in_zip(path: Path) -> list[str]:
 
 
 FROM_TRANSFORMERS_4 = (
-    "open it with transformers 4 (GPT2LMHeadModel.from_pretrained(FOLDER, {option}=True)), save it with "
-    "save_pretrained, and convert the result"
+    "in an environment of its own, `pip install 'transformers<5' torch {packages}` and `python -c "
+    '"from transformers import GPT2LMHeadModel as M; '
+    "M.from_pretrained('{{folder}}', {option}=True).save_pretrained('OUT')\"` "
+    "turn it into safetensors; then `mlxgen convert OUT --vocab {{folder}}`"
 )
 
 #: In the order in which they are tried.
@@ -96,26 +121,49 @@ KINDS = (
         ("*.gguf", "*.bin"),
     ),
     Kind(
-        "a checkpoint of llm.c",
-        "export it with llm.c's dev/eval/export_hf.py, and open the folder that this writes",
+        LLMC,
+        CONVERT,
         _begins((20240326).to_bytes(4, "little")),
         ("*.bin",),
+        opened_by_convert=True,
+    ),
+    *(
+        Kind(
+            what,
+            "give the file of weights, such as gpt2_124M.bin or model_00001000.bin",
+            _begins(magic.to_bytes(4, "little")),
+            ("*.bin",),
+        )
+        for magic, what in OTHER_LLMC_FILES.items()
     ),
     Kind(
         "TensorFlow weights in HDF5",
-        FROM_TRANSFORMERS_4.format(option="from_tf"),
+        FROM_TRANSFORMERS_4.format(packages="tensorflow tf-keras", option="from_tf"),
         lambda path, first: first.startswith(b"\x89HDF\r\n") or path.suffix == ".h5",
         ("tf_model.h5", "*.h5"),
     ),
     Kind(
-        "a TensorFlow checkpoint",
-        "convert it to PyTorch with transformers 4 (convert_gpt2_original_tf_checkpoint_to_pytorch), then the result",
+        TENSORFLOW,
+        CONVERT,
         _is_tensorflow,
-        ("*.ckpt*.index", "*.ckpt*.data-*", "*.ckpt*.meta", "saved_model.pb", "ckpt-*.index"),
+        ("*.ckpt*.index", "model-*.index", "ckpt-*.index", "*.ckpt*.data-*", "model-*.data-*", "*.ckpt*.meta"),
+        opened_by_convert=True,
+    ),
+    Kind(
+        "a TensorFlow checkpoint of version 1",
+        "restore it and save it with TensorFlow's tf.compat.v1.train.Saver, which writes version 2, and convert that",
+        _is_first_tensorflow,
+        ("*.ckpt", "*.ckpt-*", "model-*"),
+    ),
+    Kind(
+        "a TensorFlow program",
+        "give the checkpoint that it was exported from",
+        lambda path, first: path.name == "saved_model.pb",
+        ("saved_model.pb",),
     ),
     Kind(
         "Flax weights",
-        FROM_TRANSFORMERS_4.format(option="from_flax"),
+        FROM_TRANSFORMERS_4.format(packages="flax", option="from_flax"),
         _ends(".msgpack"),
         ("flax_model.msgpack", "*.msgpack"),
     ),
@@ -145,7 +193,7 @@ KINDS = (
     ),
     Kind(
         PYTORCH,
-        "convert it with `mlxgen convert {path}`",
+        CONVERT,
         _is_pytorch,
         ("pytorch_model*.bin", "ckpt.pt", "model.pt", "*.pt", "*.pth", "*.ckpt", "*.bin"),
         opened_by_convert=True,
@@ -186,6 +234,7 @@ def recognise_folder(folder: Path) -> tuple[Kind, Path] | None:
 
 
 def inner_models(folder: Path) -> list[Path]:
-    """The folders in this one that have a config.json: checkpoints of a training run, or revisions in a cache."""
-    places = (*folder.glob("*/config.json"), *folder.glob("snapshots/*/config.json"))
+    """The folders in this one that have a config: checkpoints of a training run, or revisions in a cache."""
+    names = ("*/config.json", "snapshots/*/config.json", "*/hparams.json")  # the last of OpenAI's, and of gpt-2-simple
+    places = [path for name in names for path in folder.glob(name)]
     return sorted((path.parent for path in places), key=lambda path: path.stat().st_mtime)

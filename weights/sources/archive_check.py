@@ -18,10 +18,11 @@ RECORD_BYTES = 46  # the least that one record takes in the archive's directory
 LOCAL_HEADER_BYTES = 30
 
 
-def check_archive(file: Path) -> None:
+def check_archive(file: Path) -> frozenset[str]:
     """Refuse an archive whose records are compressed, overlap, or hold less than its tensors say.
 
-    Raises PickleRefused, zipfile.BadZipFile, and OSError.
+    Returns the names of the classes whose objects are plain fields, see `Checked`. Raises PickleRefused,
+    zipfile.BadZipFile, and OSError.
     """
     with file.open("rb") as stream:
         size = stream.seek(0, 2)
@@ -46,25 +47,30 @@ def check_archive(file: Path) -> None:
         stream.seek(content.header_offset)
         header = stream.read(LOCAL_HEADER_BYTES)
         stream.seek(int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little"), io.SEEK_CUR)
-        storages = check_pickle(io.BytesIO(stream.read(content.file_size))).storages
-    for key, n_bytes in storages.items():
+        checked = check_pickle(io.BytesIO(stream.read(content.file_size)))
+    for key, n_bytes in checked.storages.items():
         held = sizes.get(f"{root}/data/{key}", 0)
         if held < n_bytes:
             raise PickleRefused(f"record {key[:20]} holds {held:,} bytes, and its tensors take {n_bytes:,}")
+    return checked.classes
 
 
-def check_pickles(file: Path) -> None:
-    """Check a file of PyTorch before 1.6. Raises PickleRefused, and OSError."""
+def check_pickles(file: Path) -> frozenset[str]:
+    """Check a file of PyTorch before 1.6. Returns the same as `check_archive`. Raises PickleRefused, and OSError."""
     with file.open("rb") as stream:
         size = stream.seek(0, 2)
         if not size:
             raise PickleRefused(DAMAGED)
         with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
             needed = 0
+            classes: frozenset[str] = frozenset()
             for _ in range(5):
-                needed += sum(check_pickle(mapped).storages.values())  # type: ignore[arg-type]  # it reads as a file
+                checked = check_pickle(mapped)  # type: ignore[arg-type]  # it reads as a file
+                needed += sum(checked.storages.values())
+                classes |= checked.classes
                 if mapped.tell() + needed > size:
                     raise PickleRefused(f"cut off: its tensors take {needed:,} bytes")
+            return classes
 
 
 def _check_directory(stream: io.BufferedReader, size: int) -> None:

@@ -24,15 +24,19 @@ from mlxgen.weights.files.model_folder import (
     indexed_files,
     weight_files,
 )
-from mlxgen.weights.files.recognition import recognise_file
+from mlxgen.weights.files.recognition import LLMC, PYTORCH, TENSORFLOW, recognise_file
 from mlxgen.weights.hub.converted import converted_model
 from mlxgen.weights.hub.locate import resolve
 from mlxgen.weights.hub.names import BUNDLED, repository_of
 from mlxgen.weights.sources.checkpoint import Checkpoint, LazyTensor
-from mlxgen.weights.sources.openai_release import refuse_release
+from mlxgen.weights.sources.deepspeed import find_states, refuse_part
+from mlxgen.weights.sources.llmc import open_llmc
+from mlxgen.weights.sources.openai_release import find_checkpoint, open_release
 from mlxgen.weights.sources.pytorch import read_pickle, state_dict
 from mlxgen.weights.sources.state_dict import checkpoint_from_tensors, in_known_layout
 
+#: What opens a file that is neither safetensors nor PyTorch's, by its kind.
+READERS = {TENSORFLOW: open_release, LLMC: open_llmc}
 PICKLED_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 #: Files that training leaves beside the weights.
 NOT_WEIGHTS = ("training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state.pth", "optimizer.bin", "meta.pkl")
@@ -45,7 +49,8 @@ def open_checkpoint(source: str, *, revision: str | None = None, config: Path | 
     """
     path = Path(source).expanduser()
     if not path.exists():
-        path = converted_model(source) or path
+        index = Path(f"{path}.index")  # TensorFlow's name of a checkpoint, without a suffix
+        path = converted_model(source) or (index if index.is_file() else path)
     if source and path.is_file() and revision is None:
         return _open_file(path, config)
     if source and source != BUNDLED and path.is_dir() and revision is None:
@@ -59,8 +64,12 @@ def open_checkpoint(source: str, *, revision: str | None = None, config: Path | 
 
 def _open_local_folder(folder: Path, config: Path | None) -> Checkpoint:
     """A model folder, or the folder of a training run with one file of weights."""
-    refuse_release(folder)
     if not has_safetensors(folder) and not has_torch_weights(folder):
+        if states := find_states(folder):
+            own = folder / "config.json"
+            return replace(_open_file(states, config or (own if own.is_file() else None)), folder=folder)
+        if index := find_checkpoint(folder):
+            return open_release(index, config)
         files = _pickled_files(folder)
         files = [path for path in files if path.name in ("ckpt.pt", "model.pt", "last.ckpt")] or files
         own = folder / "config.json"
@@ -99,6 +108,9 @@ def _open_file(path: Path, config: Path | None) -> Checkpoint:
     kind = recognise_file(path)
     if kind is not None and not kind.opened_by_convert:
         raise ModelError(f"{path}: is {kind.what}, which mlxgen does not read; {kind.advice_for(path)}")
+    if kind is not None and kind.what in READERS:
+        return READERS[kind.what](path, config)
+    refuse_part(path)
     if path.suffix == ".safetensors":
         if config is None and path.name.startswith("model") and (path.parent / "config.json").is_file():
             return _open_model_folder(path.parent, None)
@@ -114,7 +126,7 @@ def _torch_files(folder: Path) -> list[Path]:
         return indexed_files(folder, TORCH_INDEX)
     if found := sorted(folder.glob("pytorch_model*.bin")):
         return found
-    others = _pickled_files(folder)
+    others = [path for path in _pickled_files(folder) if (kind := recognise_file(path)) is None or kind.what == PYTORCH]
     return [_only(others)] if others else []
 
 

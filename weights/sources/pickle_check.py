@@ -17,6 +17,9 @@ MOST_OPCODES = 500_000
 MOST_BYTES = 64 << 20
 MOST_NESTED = 100
 MOST_HASHED = 1_000_000  # values that all keys consist of, each counted as often as it is reached
+MOST_CLASSES = 20  # of records
+#: Modules whose classes PyTorch knows, or refuses.
+KNOWN_MODULES = ("torch", "numpy", "collections", "builtins", "__builtin__", "copyreg", "copy_reg", "_codecs")
 
 ATOMS = {  # opcodes that push one plain value
     "NONE",
@@ -73,10 +76,15 @@ class Value:
 
 @dataclass(slots=True)
 class Checked:
-    """What a pickle says. storages: bytes that each of PyTorch's storages must have, by key."""
+    """What a pickle says. storages: bytes that each of PyTorch's storages must have, by key.
+
+    classes: the names of those whose objects are made without arguments, and then get their fields: data that needs no
+    code of theirs. A class that is called anywhere is not among them.
+    """
 
     end: int  # where the pickle ends
     storages: dict[str, int] = field(default_factory=dict)
+    classes: frozenset[str] = frozenset()
 
 
 def check_pickle(stream: IO[bytes]) -> Checked:
@@ -90,7 +98,7 @@ def check_pickle(stream: IO[bytes]) -> Checked:
             machine.run(opcode.name, argument, count)
     except (AssertionError, LookupError, TypeError, ValueError, OverflowError, AttributeError):
         raise PickleRefused(DAMAGED) from None
-    return Checked(stream.tell(), machine.storages)
+    return Checked(stream.tell(), machine.storages, machine.plain_classes())
 
 
 class _Machine:
@@ -101,6 +109,13 @@ class _Machine:
         self.memo: dict[int, Value] = {}
         self.storages: dict[str, int] = {}
         self._hashed = 0
+        self._made: set[str] = set()  # names of classes whose objects are made without arguments
+        self._called: set[str] = set()  # names of everything that is called in another way
+
+    def plain_classes(self) -> frozenset[str]:
+        names = {name.replace(" ", ".") for name in self._made - self._called}
+        found = {name for name in names if name.partition(".")[0] not in KNOWN_MODULES}
+        return frozenset(found if len(found) <= MOST_CLASSES else ())
 
     def run(self, name: str, argument: Any, count: int) -> None:
         if name in ATOMS:
@@ -177,6 +192,15 @@ class _Machine:
 
     def call(self, _: Any) -> None:
         function, arguments = self._pop(2)
+        self._called.add(str(function.content))
+        self._push_result(function, arguments)
+
+    def make(self, _: Any) -> None:
+        kind, arguments = self._pop(2)
+        (self._called if arguments.content != () else self._made).add(str(kind.content))
+        self._push_result(kind, arguments)
+
+    def _push_result(self, function: Value, arguments: Value) -> None:
         if function.content in REBUILD:
             _check_tensor(arguments)
         self._push_tuple([arguments])
@@ -271,7 +295,7 @@ OPCODES: dict[str, Act] = {
     "GLOBAL": _Machine.name,
     "STACK_GLOBAL": _Machine.name_from_stack,
     "REDUCE": _Machine.call,
-    "NEWOBJ": _Machine.call,
+    "NEWOBJ": _Machine.make,
     "BUILD": _Machine.build,
     "BINPERSID": _Machine.storage,
 }

@@ -20,8 +20,9 @@ from mlxgen.weights.files.headers import StoredTensor
 from mlxgen.weights.sources.archive_check import check_archive, check_pickles
 from mlxgen.weights.sources.checkpoint import LazyTensor
 from mlxgen.weights.sources.pickle_check import DAMAGED, PickleRefused, check_pickle
+from mlxgen.weights.sources.record import Record
 
-STATE_DICT_KEYS = ("model", "state_dict", "model_state_dict")  # where training scripts keep the state dict
+STATE_DICT_KEYS = ("model", "state_dict", "model_state_dict", "module")  # where trainers keep it, the last DeepSpeed
 NOT_COMPLETE = "not a complete PyTorch file (it is cut off, or has another format); download it again"
 ZIP = b"PK\x03\x04"
 MAX_PLAIN_BYTES = 64 << 20
@@ -30,8 +31,8 @@ MAX_PLAIN_BYTES = 64 << 20
 def read_pickle(file: Path) -> Any:
     """What a PyTorch file contains, with tensors on the CPU and mapped from the file where its format allows it.
 
-    It is read with ``weights_only=True``, so a file with anything but tensors and plain values is refused unread.
-    Raises ModelError.
+    It is read with ``weights_only=True``, so a file with anything but tensors and plain values is refused unread. An
+    object that consists of fields, such as a config, becomes a `Record`. Raises ModelError.
     """
     try:
         import torch
@@ -41,10 +42,7 @@ def read_pickle(file: Path) -> Any:
     try:
         with file.open("rb") as stream:
             mapped = stream.read(len(ZIP)) == ZIP  # before PyTorch 1.6 a file was one pickle
-        if mapped:
-            check_archive(file)
-        else:
-            check_pickles(file)
+        classes = check_archive(file) if mapped else check_pickles(file)
     except OSError as error:
         raise ModelError(f"{file}: cannot be read ({reason_of(error)})") from None
     except PickleRefused as error:
@@ -54,7 +52,7 @@ def read_pickle(file: Path) -> Any:
     try:
         with (
             warnings.catch_warnings(action="ignore"),  # about pickle protocols that this torch would not write
-            torch.serialization.safe_globals(_numpy_scalars()),
+            torch.serialization.safe_globals([*_numpy_scalars(), *((Record, name) for name in classes)]),
         ):
             return torch.load(str(file), map_location="cpu", weights_only=True, mmap=mapped)
     except MemoryError:

@@ -68,9 +68,10 @@ def checkpoint_from_tensors(
         kind, entries, named = "minGPT state dict", mingpt.FIRST_ENTRIES, mingpt.first_version(tensors)
     else:
         named = in_known_layout(tensors)
-        arguments = content.get("model_args") if isinstance(content, Mapping) else None
-        if isinstance(arguments, Mapping):
-            kind, entries = "nanoGPT checkpoint", nanogpt.ENTRIES | _from_gpt(arguments)
+        found = nanogpt.settings_of(content)
+        if found is not None:
+            kind, entries = found.kind, found.entries | _from_gpt(found.arguments)
+            settings = settings or found.place
         elif not is_linear(named):
             kind, entries = "state dict", {}
         elif any(MASK.fullmatch(name) for name in named) and not _is_tied(named):
@@ -87,8 +88,6 @@ def checkpoint_from_tensors(
         named = nanogpt.with_biases(named)
         entries.setdefault("tie_word_embeddings", "lm_head.weight" not in named)
     assumed = given.get("activation_function") is None
-    if settings is None and isinstance(content, Mapping) and isinstance(content.get("model_args"), Mapping):
-        settings = "model_args"
     dataset = nanogpt.dataset(content)
     return Checkpoint(kind, entries, named, file.parent, file, settings, dataset, activation_assumed=assumed)
 
