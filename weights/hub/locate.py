@@ -29,6 +29,8 @@ def resolve(name: str, revision: str | None = None, *, pickled: bool = False) ->
         with naming_hidden_model(name):
             check_model_folder(folder)
         return folder
+    if name and (index := Path(f"{folder}.index")).is_file():  # TensorFlow names a checkpoint without this suffix
+        check_model_folder(index)
     if not name.strip():
         raise ModelError(
             f"the model's name is empty; give {BUNDLED}, a folder, an alias such as gpt2, or a hub id (owner/name)"

@@ -125,7 +125,7 @@ def test_version_1_is_named(tmp_path: Path) -> None:
 
 def test_generate_says_the_command_that_converts_it(tmp_path: Path) -> None:
     folder = copied("run1", tmp_path / "run1", SMALL)
-    for name in ("", "model-10.index"):
+    for name in ("", "model-10", "model-10.index"):
         said = run("generate", "-m", str(folder / name), "Once")
         assert said.exit_code == 1 and "is a TensorFlow checkpoint" in said.stderr.replace("contains", "is")
         assert f"`mlxgen convert {folder}/model-10.index`" in said.stderr
