@@ -22,8 +22,8 @@ def memory_bandwidth(megabytes: int = 256, runs: int = 5) -> float:
     return matrix.nbytes / min(_seconds(product) for product in products for _ in range(runs + 1))
 
 
-def bytes_per_step(folder: Path, context: int, rows: int = 1, dtype: str | None = None) -> int:
-    """Bytes that one decode step has to read: the weights, without unused rows of the embeddings, and the caches."""
+def bytes_per_step(folder: Path, context: int, dtype: str | None = None) -> int:
+    """Bytes that one decode step has to read: the weights, without unused rows of the embeddings, and the cache."""
     from mlxgen.device import compute_dtype, on_cpu
     from mlxgen.network.config import read_config
     from mlxgen.weights.layouts import read_layout
@@ -35,7 +35,7 @@ def bytes_per_step(folder: Path, context: int, rows: int = 1, dtype: str | None 
     weights = config.weight_bytes(itemsize) - itemsize * unread * config.n_embd
     if layout.packed and not on_cpu():
         weights = layout.nbytes
-    return weights + rows * context * config.cache_bytes_per_token(itemsize)
+    return weights + context * config.cache_bytes_per_token(itemsize)
 
 
 def _seconds(run: Callable[[], object]) -> float:

@@ -1,7 +1,7 @@
-"""Many prompts of different lengths at once, as each side answers them: tokens per second of all rows, with prefill.
+"""Many prompts at once, as each side answers them: tokens per second of all rows.
 
-python -m mlxgen.cli.bench.batches SIDE FOLDER ROWS NEW prints a line of JSON. All sides choose greedily and have no end
-token. mlx-lm gets the BLAS that mlxgen loads. The folder needs a tokenizer.json.
+python -m mlxgen.cli.bench.batches SIDE FOLDER ROWS SHORTEST LONGEST NEW [DTYPE] prints a line of JSON. All sides choose
+greedily and have no end token. The folder needs a tokenizer.json.
 """
 
 from __future__ import annotations
@@ -14,34 +14,57 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import mlxgen  # before the peers' imports of MLX: it loads the BLAS
+import mlxgen  # before the peers' imports of MLX: it loads the BLAS, unless MLXGEN_BLAS is off
 from mlxgen.cli.bench.one_run import peak_memory
 from mlxgen.cli.bench.processes import output_of
-from mlxgen.cli.bench.sides import Prompts, open_generator, open_torch
+from mlxgen.cli.bench.sides import blas_setting, open_generator, open_torch
 
-LENGTHS = (40, 68)  # tokens of the shortest and the longest prompt
+Prompts = list[list[int]]
 Answering = Callable[[Prompts, int], list[list[int]]]  # (prompts, new tokens) -> each row's new tokens
 
 
 @dataclass(frozen=True, slots=True)
 class BatchMeasurement:
-    """tokens_per_second: new tokens of all rows. memory: the process's peak resident bytes."""
+    """The numbers of one run of one side. Its prompts have shortest to longest tokens.
+
+    tokens_per_second: new tokens of all rows, over the time from the prompts to the last token. decode_tps: the same
+    without the prompts and each row's first two tokens. memory: the process's peak resident bytes.
+    """
 
     side: str
-    rows: int
+    batch_size: int
+    shortest: int
+    longest: int
+    new_tokens: int
     tokens_per_second: float
+    decode_tps: float
     memory: int
 
 
-def measure_batch(side: str, folder: Path, rows: int, new_tokens: int) -> BatchMeasurement:
-    """Answer random prompts once, in a fresh process. If it fails, raises MlxgenError with its last line."""
-    output = output_of(side, "mlxgen.cli.bench.batches", [side, str(folder), str(rows), str(new_tokens)])
-    return BatchMeasurement(side, rows, **json.loads(output))
+def measure_batch(
+    side: str,
+    folder: Path,
+    *,
+    batch_size: int,
+    lengths: tuple[int, int],
+    new_tokens: int,
+    dtype: str | None = None,
+    our_blas: bool = False,
+) -> BatchMeasurement:
+    """Answer random prompts in a fresh process, whose lengths are drawn from `lengths`, both included.
+
+    dtype: the type that mlxgen computes in. our_blas: give the BLAS that mlxgen loads to a peer that runs without it.
+    If it fails, raises MlxgenError with the last line of its output.
+    """
+    sizes = map(str, (batch_size, *lengths, new_tokens))
+    arguments = [side, str(folder), *sizes, *([dtype] if dtype else [])]
+    output = output_of(side, "mlxgen.cli.bench.batches", arguments, blas_setting(side, our_blas))
+    return BatchMeasurement(side, batch_size, *lengths, new_tokens, **json.loads(output))
 
 
-def answer_mlxgen(folder: Path) -> Answering:
+def answer_mlxgen(folder: Path, dtype: str | None = None) -> Answering:
     """`mlxgen.batch`."""
-    model = mlxgen.load(str(folder))
+    model = mlxgen.load(str(folder), dtype=dtype)
 
     def answer(prompts: Prompts, new: int) -> list[list[int]]:
         answers = mlxgen.batch(
@@ -105,7 +128,7 @@ def answer_ctranslate2(folder: Path) -> Answering:
     return answer
 
 
-ANSWERING: dict[str, Callable[[Path], Answering]] = {
+ANSWERING: dict[str, Callable[..., Answering]] = {
     "mlxgen": answer_mlxgen,
     "mlx-lm": answer_mlx_lm,
     "transformers": answer_transformers,
@@ -113,21 +136,30 @@ ANSWERING: dict[str, Callable[[Path], Answering]] = {
 }
 
 
-def random_prompts(vocab_size: int, rows: int) -> Prompts:
+def random_prompts(vocab_size: int, rows: int, lengths: tuple[int, int]) -> Prompts:
     """Prompts of different lengths, the same on every side."""
     chance = random.Random(0)
-    return [[chance.randrange(vocab_size) for _ in range(chance.randint(*LENGTHS))] for _ in range(rows)]
+    return [[chance.randrange(vocab_size) for _ in range(chance.randint(*lengths))] for _ in range(rows)]
 
 
-def main(side: str, folder: str, rows: str, new: str) -> None:
-    prompts = random_prompts(json.loads(Path(folder, "config.json").read_text())["vocab_size"], int(rows))
-    answer = ANSWERING[side](Path(folder))
+def main(side: str, folder: str, rows: str, shortest: str, longest: str, new: str, *dtype: str) -> None:
+    vocab_size = json.loads(Path(folder, "config.json").read_text())["vocab_size"]
+    prompts = random_prompts(vocab_size, int(rows), (int(shortest), int(longest)))
+    answer = ANSWERING[side](Path(folder), *dtype)
     answer([prompt[:8] for prompt in prompts], 2)  # what is set up once does not count
-    start = time.perf_counter()
-    made = sum(map(len, answer(prompts, int(new))))
-    seconds = time.perf_counter() - start
-    assert made == len(prompts) * int(new), f"{made} tokens"
-    print(json.dumps({"tokens_per_second": made / seconds, "memory": peak_memory()}))
+    seconds = {}
+    for count in (2, int(new)):
+        start = time.perf_counter()
+        made = sum(map(len, answer(prompts, count)))
+        seconds[count] = time.perf_counter() - start
+        assert made == len(prompts) * count, f"{made} tokens"
+    rest = seconds[int(new)] - seconds[2]
+    numbers = {
+        "tokens_per_second": len(prompts) * int(new) / seconds[int(new)],
+        "decode_tps": len(prompts) * (int(new) - 2) / rest if rest > 0 else 0.0,
+        "memory": peak_memory(),
+    }
+    print(json.dumps(numbers))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Measure prefill and decode, one side at a time, each run in a process of its own.
+"""Measure prefill and decode of one text, one side at a time, each run in a process of its own.
 
 All sides get the same weights from one folder and the same random prompts, and compute in float32 on the CPU.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mlxgen.cli.bench.processes import output_of
-from mlxgen.cli.bench.sides import PEERS, SIDES
+from mlxgen.cli.bench.sides import SIDES, blas_setting
 from mlxgen.errors import OptionError
 from mlxgen.installation import install_command
 
@@ -23,12 +23,11 @@ class Measurement:
     """The numbers of one run of one side.
 
     load: seconds to open the folder. first_token: seconds from the prompt's ids to the first token, with the model
-    loaded. prefill_tps, decode_tps: tokens per second of all rows; decode counts the tokens after the first. memory:
-    the process's peak resident bytes. seconds: for each token, the first one including the prompt.
+    loaded. prefill_tps, decode_tps: tokens per second; decode counts the tokens after the first. memory: the process's
+    peak resident bytes. seconds: for each token, the first one including the prompt.
     """
 
     side: str
-    batch_size: int
     prompt_tokens: int
     new_tokens: int
     load: float
@@ -64,7 +63,6 @@ def measure(
     *,
     prompt_tokens: int,
     new_tokens: int,
-    batch_size: int = 1,
     dtype: str | None = None,
     our_blas: bool = False,
 ) -> Measurement:
@@ -73,12 +71,9 @@ def measure(
     dtype: the type that mlxgen computes in. our_blas: give the BLAS that mlxgen loads to a peer that runs without it.
     If it fails, raises MlxgenError with the last line of its output.
     """
-    if side not in SIDES:
-        raise OptionError(f"unknown peer {side!r}; known are {', '.join(PEERS)}")
-    environment = {} if our_blas or SIDES[side].our_blas else {"MLXGEN_BLAS": "off"}
-    arguments = [side, str(folder), str(prompt_tokens), str(new_tokens), str(batch_size), *([dtype] if dtype else [])]
-    output = output_of(side, "mlxgen.cli.bench.one_run", arguments, environment)
-    return Measurement(side, batch_size, prompt_tokens, new_tokens, **json.loads(output))
+    arguments = [side, str(folder), str(prompt_tokens), str(new_tokens), *([dtype] if dtype else [])]
+    output = output_of(side, "mlxgen.cli.bench.one_run", arguments, blas_setting(side, our_blas))
+    return Measurement(side, prompt_tokens, new_tokens, **json.loads(output))
 
 
 def compare(
@@ -87,21 +82,13 @@ def compare(
     *,
     prompt_tokens: int,
     new_tokens: int,
-    batch_size: int = 1,
     runs: int = 3,
     dtype: str | None = None,
 ) -> Iterator[Measurement]:
     """Run every side in turn, A B A B, so that a slow moment of the machine affects them all."""
     for _ in range(runs):
         for side in sides:
-            yield measure(
-                side,
-                folder,
-                prompt_tokens=prompt_tokens,
-                new_tokens=new_tokens,
-                batch_size=batch_size,
-                dtype=dtype,
-            )
+            yield measure(side, folder, prompt_tokens=prompt_tokens, new_tokens=new_tokens, dtype=dtype)
 
 
 def compare_decodes(sides: list[str], folder: Path, runs: int = 3, dtype: str | None = None) -> Iterator[Measurement]:

@@ -1,6 +1,6 @@
 """One run of one side, which prints a line of JSON.
 
-python -m mlxgen.cli.bench.one_run SIDE FOLDER PROMPT NEW BATCH [DTYPE]
+python -m mlxgen.cli.bench.one_run SIDE FOLDER PROMPT NEW [DTYPE]
 """
 
 from __future__ import annotations
@@ -26,27 +26,26 @@ def peak_memory() -> int:
     return size
 
 
-def main(side: str, folder: str, prompt_tokens: str, new_tokens: str, batch_size: str, *dtype: str) -> None:
+def main(side: str, folder: str, prompt_tokens: str, new_tokens: str, *dtype: str) -> None:
     """Measure one side once and print the numbers of a Measurement as JSON."""
     config = json.loads(Path(folder, "config.json").read_text())
     chance = random.Random(0)
     size, length = config["vocab_size"], int(prompt_tokens)
-    prompts = [[chance.randrange(size) for _ in range(length)] for _ in range(int(batch_size))]
+    prompt = [chance.randrange(size) for _ in range(length)]
     start = time.perf_counter()
     run = SIDES[side].open(Path(folder), *dtype)
     loaded = time.perf_counter()
-    for _ in run([prompt[:8] for prompt in prompts], 2):  # what is set up once does not count
+    for _ in run(prompt[:8], 2):  # what is set up once does not count
         pass
     times = [time.perf_counter()]
-    times += [time.perf_counter() for _ in run(prompts, int(new_tokens))]
+    times += [time.perf_counter() for _ in run(prompt, int(new_tokens))]
     seconds = [after - before for before, after in pairwise(times)]
     first, rest = seconds[0], times[-1] - times[1]
-    rows = len(prompts)
     numbers = {
         "load": loaded - start,
         "first_token": first,
-        "prefill_tps": rows * int(prompt_tokens) / first,
-        "decode_tps": rows * (len(times) - 2) / rest if rest else 0.0,
+        "prefill_tps": length / first,
+        "decode_tps": (len(times) - 2) / rest if rest else 0.0,
         "memory": peak_memory(),
         "seconds": seconds,
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,16 @@ SHAPES = {
 
 
 def random_folder(folder: Path, **sizes: Any) -> Path:
-    """Write a folder that every side opens: a GPT-2 with random weights. sizes: config entries other than 124M's."""
+    """Write a folder that every side opens: a GPT-2 with random weights, and the bundled model's tokenizer.
+
+    sizes: config entries other than 124M's.
+    """
     import mlx.core as mx
     from mlx.utils import tree_flatten
 
     from mlxgen.network.config import GPT2Config
     from mlxgen.network.decoder import GPT2
+    from mlxgen.weights.hub.names import BUNDLED_FOLDER
 
     folder.mkdir(parents=True, exist_ok=True)
     config = GPT2Config.from_dict({"model_type": "gpt2", **sizes})
@@ -42,4 +47,5 @@ def random_folder(folder: Path, **sizes: Any) -> Path:
         "bos_token_id": 0,
     }
     (folder / "config.json").write_text(json.dumps(entries))
+    shutil.copy(BUNDLED_FOLDER / "tokenizer.json", folder)
     return folder

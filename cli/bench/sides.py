@@ -1,4 +1,4 @@
-"""The sides of a measurement, mlxgen and its peers: how each opens a folder and decodes, and what it needs.
+"""The sides of a measurement, mlxgen and its peers: how each opens a folder and decodes one text, and what it needs.
 
 All choose greedily with no end token. Peers run as their users run them: mlx-lm without the BLAS that mlxgen loads,
 transformers on torch, CTranslate2 on its own kernels.
@@ -12,9 +12,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import cast
 
-Prompts = list[list[int]]
-Runner = Callable[[Prompts, int], Iterator[object]]  # (prompts, new tokens) -> a step each, once all rows have it
+from mlxgen.errors import OptionError
+
+Runner = Callable[[list[int], int], Iterator[int]]  # (prompt, new tokens) -> the tokens, one by one
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,6 @@ def open_mlxgen(folder: Path, dtype: str | None = None) -> Runner:
     from mlxgen.device import lay_out_weights
     from mlxgen.generation.session import Session
     from mlxgen.model import Model
-    from mlxgen.network.cache import make_cache
     from mlxgen.sampling.samplers import greedy
     from mlxgen.weights.load import open_decoder
 
@@ -49,49 +50,31 @@ def open_mlxgen(folder: Path, dtype: str | None = None) -> Runner:
     lay_out_weights(decoder)
     model = Model("bench", decoder.config, decoder, None, frozenset())  # type: ignore[arg-type]  # ids need no text
 
-    def run(prompts: Prompts, new: int) -> Iterator[object]:
-        session, cache = Session(model), make_cache(decoder.config.n_layer)
-
-        def rows(ids: mx.array) -> mx.array:
-            return decoder.head(decoder.hidden(ids, cache)[:, -1])
-
-        alone = len(prompts) == 1
-        if alone:
-            session.extend(prompts[0])
-        token = greedy(session.prefill() if alone else rows(mx.array(prompts)))
+    def run(prompt: list[int], new: int) -> Iterator[int]:
+        session = Session(model)
+        session.extend(prompt)
+        token = greedy(session.prefill())
         for n in range(new):
-            following = token
-            if n + 1 < new:
-                following = greedy(session.process(token) if alone else rows(token[:, None]))
+            following = greedy(session.process(token)) if n + 1 < new else token
             mx.async_eval(token, following)
-            yield token.tolist()
+            yield int(cast(int, token.item()))
             token = following
 
     return run
 
 
 def open_mlx_lm(folder: Path) -> Runner:
-    """mlx_lm.generate's own step for one row; for more, which it does not take, its model with its cache."""
+    """mlx_lm.generate's own step."""
+    from importlib import import_module
+
     import mlx.core as mx
-    from mlx_lm.models.cache import make_prompt_cache
     from mlx_lm.utils import load_model
 
     decoder, _ = load_model(folder)
+    step = import_module("mlx_lm.generate").generate_step
 
-    def run(prompts: Prompts, new: int) -> Iterator[object]:
-        if len(prompts) == 1:
-            from importlib import import_module
-
-            step = import_module("mlx_lm.generate").generate_step
-            yield from (token for token, _ in step(mx.array(prompts[0]), decoder, max_tokens=new))
-            return
-        cache = make_prompt_cache(decoder)
-        token = mx.argmax(decoder(mx.array(prompts), cache=cache)[:, -1], axis=-1)
-        for _ in range(new):
-            following = mx.argmax(decoder(token[:, None], cache=cache)[:, -1], axis=-1)
-            mx.async_eval(token, following)
-            yield token.tolist()
-            token = following
+    def run(prompt: list[int], new: int) -> Iterator[int]:
+        yield from (int(token) for token, _ in step(mx.array(prompt), decoder, max_tokens=new))
 
     return run
 
@@ -102,12 +85,12 @@ def open_transformers(folder: Path) -> Runner:
 
     decoder = open_torch(folder)
 
-    def run(prompts: Prompts, new: int) -> Iterator[object]:
+    def run(prompt: list[int], new: int) -> Iterator[int]:
         with torch.inference_mode():
-            out = decoder(torch.tensor(prompts), use_cache=True, logits_to_keep=1)
+            out = decoder(torch.tensor([prompt]), use_cache=True, logits_to_keep=1)
             for index in range(new):
                 token = out.logits[:, -1].argmax(-1)
-                yield token.tolist()
+                yield int(token)
                 if index + 1 < new:
                     out = decoder(token[:, None], past_key_values=out.past_key_values, use_cache=True)
 
@@ -115,17 +98,12 @@ def open_transformers(folder: Path) -> Runner:
 
 
 def open_ctranslate2(folder: Path) -> Runner:
-    """`generate_tokens`, which gives each row's token by itself."""
+    """`generate_tokens`."""
     generator, words = open_generator(folder)
 
-    def run(prompts: Prompts, new: int) -> Iterator[object]:
-        rows = [[words[token] for token in prompt] for prompt in prompts]
-        step: list[int] = []
-        for result in generator.generate_tokens(rows, max_length=new, end_token=[], sampling_topk=1):
-            step.append(result.token_id)
-            if len(step) == len(rows):
-                yield step
-                step = []
+    def run(prompt: list[int], new: int) -> Iterator[int]:
+        row = [words[token] for token in prompt]
+        yield from (r.token_id for r in generator.generate_tokens(row, max_length=new, end_token=[], sampling_topk=1))
 
     return run
 
@@ -182,3 +160,10 @@ SIDES = {
     "ctranslate2": Side(open_ctranslate2, needs=("torch", "transformers", "ctranslate2")),
 }
 PEERS = tuple(name for name in SIDES if name != "mlxgen")
+
+
+def blas_setting(side: str, our_blas: bool) -> dict[str, str]:
+    """The environment of a side. our_blas: give the BLAS that mlxgen loads to a peer that runs without it."""
+    if side not in SIDES:
+        raise OptionError(f"unknown peer {side!r}; known are {', '.join(PEERS)}")
+    return {} if our_blas or SIDES[side].our_blas else {"MLXGEN_BLAS": "off"}

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from dataclasses import asdict
 
+from mlxgen.cli.bench.batches import BatchMeasurement
 from mlxgen.cli.bench.measure import Measurement
 from mlxgen.errors import OptionError
 
 REACH = 16  # tokens on either side of a context length whose durations count for it
 
 
-def median(measurements: list[Measurement], side: str) -> dict[str, float]:
-    """The median of each number over one side's runs."""
-    rows = [asdict(m) for m in measurements if m.side == side]
-    numbers = ("load", "first_token", "prefill_tps", "decode_tps", "memory")
-    return {name: statistics.median(row[name] for row in rows) for name in numbers}
+def medians_of(runs: Sequence[Measurement] | Sequence[BatchMeasurement]) -> dict[str, dict[str, float]]:
+    """For each side, the median of each number over its runs."""
+    by_side: dict[str, list[dict[str, float]]] = {}
+    for run in runs:
+        entries = asdict(run)
+        numbers = {name: value for name, value in entries.items() if isinstance(value, (int, float))}
+        by_side.setdefault(run.side, []).append(numbers)
+    return {
+        side: {name: statistics.median(run[name] for run in numbers) for name in numbers[0]}
+        for side, numbers in by_side.items()
+    }
 
 
 def tps_at(run: Measurement, context: int) -> float:
@@ -24,7 +32,7 @@ def tps_at(run: Measurement, context: int) -> float:
     if not 1 <= at < len(run.seconds):
         last = run.prompt_tokens + len(run.seconds) - 1
         raise OptionError(f"nothing was decoded at context {context}; the run has {run.prompt_tokens + 1} to {last}")
-    return run.batch_size / statistics.median(run.seconds[max(1, at - REACH) : at + REACH + 1])
+    return 1 / statistics.median(run.seconds[max(1, at - REACH) : at + REACH + 1])
 
 
 def ratio(run: Measurement, context: int = 1000, against: int = 100) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -17,6 +17,7 @@ from mlxgen.cli.options import dtype_option, model_option, quiet_option
 from mlxgen.cli.output import chatty, say, size, write, write_json
 
 if TYPE_CHECKING:
+    from mlxgen.cli.bench.batches import BatchMeasurement
     from mlxgen.cli.bench.measure import Measurement
 
 COUNT = click.IntRange(min=1)
@@ -51,7 +52,7 @@ COUNT = click.IntRange(min=1)
     default=[1],
     show_default=True,
     metavar="N",
-    help="Generate N texts at once. Repeatable.",
+    help="Answer N prompts at once. Repeatable.",
 )
 @click.option("--runs", type=COUNT, default=3, show_default=True, metavar="N", help="Run N times and show the median.")
 @click.option(
@@ -86,14 +87,17 @@ def bench(
     Every run is a process of its own. With --against, the libraries take turns on the same weights, in float32.
     mlx-lm runs as installed by pip, without the BLAS that mlxgen loads.
 
-    --json prints one object per run with these keys: side, batch_size, prompt_tokens, new_tokens, load and
-    first_token (seconds), prefill_tps and decode_tps (tokens per second of all rows), memory (peak resident bytes).
+    With --batch-size above 1, each library answers its prompts the way its users would: mlxgen with `mlxgen batch`.
+
+    --json prints one object per run with these keys: side, batch_size, prompt_tokens, new_tokens, decode_tps (tokens
+    per second), memory (peak resident bytes). One prompt adds load and first_token (seconds) and prefill_tps, several
+    add tokens_per_second (new tokens of all rows, over the time of prompts and decoding).
 
     --plot FILE adds runs, used for the plot only, in which each library decodes one row from a short prompt to the
     model's last position. It needs matplotlib.
     """
-    from mlxgen.cli.bench.bandwidth import bytes_per_step, memory_bandwidth
-    from mlxgen.cli.bench.measure import check_fits, check_installed, compare, longest_decode
+    from mlxgen.cli.bench.bandwidth import memory_bandwidth
+    from mlxgen.cli.bench.measure import check_fits, check_installed, longest_decode
     from mlxgen.cli.bench.plot import check_plot, draw_plot
 
     if dtype and against:
@@ -113,17 +117,16 @@ def bench(
         for rows in batch_size:
             for length in prompt_tokens:
                 measured = []
-                for m in compare(
-                    sides, folder, prompt_tokens=length, new_tokens=max_tokens, batch_size=rows, runs=runs, dtype=dtype
-                ):
+                for m in _runs(sides, folder, rows, length, max_tokens, runs, dtype):
                     measured.append(m)
                     if as_json:
                         write_json(_entries(m))
                     elif talk:
                         say(f"{m.side} {len(measured)}/{runs * len(sides)}")
                 if not as_json:
-                    per_token = bytes_per_step(folder, length + max_tokens // 2, rows, dtype) / rows
-                    write("".join(f"{line}\n" for line in _table(measured, sides, per_token / bandwidth)))
+                    write(f"\n{length} prompt tokens, {max_tokens} new tokens, batch size {rows}\n")
+                    lines = _table(measured, folder, bandwidth, dtype) if rows == 1 else _batch_table(measured)
+                    write("".join(f"{line}\n" for line in lines))
         if plot:
             draw_plot(plot, _title(model, shape), _curves(sides, folder, runs, talk, dtype))
             if talk:
@@ -145,14 +148,48 @@ def _folder(model: str, shape: str | None, *, shared: bool) -> Iterator[Path]:
             yield resolve(model)
 
 
-def _table(measured: list[Measurement], sides: Sequence[str], least_seconds: float) -> Iterator[str]:
-    """The medians of each side. least_seconds: what reading a token's bytes takes at full memory bandwidth."""
-    from mlxgen.cli.bench.speed import median
+def _runs(
+    sides: list[str], folder: Path, rows: int, length: int, new_tokens: int, runs: int, dtype: str | None
+) -> Iterator[Any]:
+    """Each side's runs in turn: a Measurement of one prompt, or a BatchMeasurement of several."""
+    if rows == 1:
+        from mlxgen.cli.bench.measure import compare
 
-    first = measured[0]
-    yield f"\n{first.prompt_tokens} prompt tokens, {first.new_tokens} new tokens, batch size {first.batch_size}"
+        yield from compare(sides, folder, prompt_tokens=length, new_tokens=new_tokens, runs=runs, dtype=dtype)
+        return
+    from mlxgen.cli.bench.batches import measure_batch
+
+    for _ in range(runs):
+        for side in sides:
+            of_ours = dtype if side == "mlxgen" else None
+            yield measure_batch(
+                side, folder, batch_size=rows, lengths=(length, length), new_tokens=new_tokens, dtype=of_ours
+            )
+
+
+def _batch_table(measured: list[BatchMeasurement]) -> Iterator[str]:
+    """The medians of each side with many prompts."""
+    from mlxgen.cli.bench.speed import medians_of
+
+    medians = medians_of(measured)
+    yield f"{'':14}{'prompts and decode':>20}{'decode':>12}{'peak memory':>14}"
+    for side, m in medians.items():
+        yield f"{side:14}{m['tokens_per_second']:>16.1f} t/s{m['decode_tps']:>8.1f} t/s{size(m['memory']):>14}"
+    ours = medians.pop("mlxgen")
+    for side, m in medians.items():
+        whole, decode = ours["tokens_per_second"] / m["tokens_per_second"], ours["decode_tps"] / m["decode_tps"]
+        yield f"mlxgen / {side}: prompts and decode {whole:.2f} x, decode {decode:.2f} x"
+
+
+def _table(measured: list[Measurement], folder: Path, bandwidth: float, dtype: str | None) -> Iterator[str]:
+    """The medians of each side, and the share of the memory's bandwidth that reading a token's bytes is."""
+    from mlxgen.cli.bench.bandwidth import bytes_per_step
+    from mlxgen.cli.bench.speed import medians_of
+
+    context = measured[0].prompt_tokens + measured[0].new_tokens // 2
+    least_seconds = bytes_per_step(folder, context, dtype) / bandwidth
+    medians = medians_of(measured)
     yield f"{'':14}{'prefill':>12}{'decode':>12}{'first token':>14}{'peak memory':>14}{'bandwidth':>12}"
-    medians = {side: median(measured, side) for side in sides}
     for side, m in medians.items():
         yield (
             f"{side:14}{m['prefill_tps']:>8.1f} t/s{m['decode_tps']:>8.1f} t/s{m['first_token'] * 1000:>11.0f} ms"
@@ -171,9 +208,14 @@ def _share(bandwidth: float) -> str:
     return f"{bandwidth:.0%}" if bandwidth <= 1 else "in cache"
 
 
-def _entries(m: Measurement) -> dict[str, Any]:
+def _entries(m: Measurement | BatchMeasurement) -> dict[str, Any]:
     entries = asdict(m)
-    del entries["seconds"]  # one for each token: too many to print
+    if "seconds" in entries:
+        del entries["seconds"]  # one for each token: too many to print
+        entries["batch_size"] = 1
+    else:
+        entries["prompt_tokens"] = entries.pop("shortest")
+        del entries["longest"]
     return entries
 
 

@@ -1,6 +1,5 @@
 """Every side answers many prompts of different lengths with the same tokens, and is measured in its own process."""
 
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -38,25 +37,18 @@ def test_a_peer_answers_a_batch_as_mlxgen_does(folder: Path, side: str) -> None:
     assert ANSWERING[side](folder)(prompts, 12) == ours
 
 
-@pytest.mark.skipif(find_spec("ctranslate2") is None, reason="needs ctranslate2")
-def test_ctranslate2s_steps_have_a_token_of_each_row(folder: Path) -> None:
-    prompts = [[5, 17, 255], [9, 8, 4]]
-    steps = list(SIDES["ctranslate2"].open(folder)(prompts, 6))
-    assert steps == list(SIDES["mlxgen"].open(folder)(prompts, 6))
-
-
 def test_a_batch_is_measured_in_its_own_process(folder: Path) -> None:
-    measured = measure_batch("mlxgen", folder, 3, 4)
-    assert (measured.side, measured.rows) == ("mlxgen", 3)
+    measured = measure_batch("mlxgen", folder, batch_size=3, lengths=(8, 10), new_tokens=4)
+    assert (measured.side, measured.batch_size, measured.new_tokens) == ("mlxgen", 3, 4)
     assert measured.tokens_per_second > 0 and measured.memory > 2**20
 
 
 def test_a_side_that_fails_is_told_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(MlxgenError, match="mlxgen could not be measured"):
-        measure_batch("mlxgen", tmp_path, 3, 4)
+        measure_batch("mlxgen", tmp_path, batch_size=3, lengths=(8, 8), new_tokens=4)
 
 
 def test_prompts_differ_in_length_and_are_the_same_on_every_side() -> None:
-    prompts = random_prompts(300, 16)
-    assert prompts == random_prompts(300, 16)
+    prompts = random_prompts(300, 16, (40, 68))
+    assert prompts == random_prompts(300, 16, (40, 68))
     assert len({len(prompt) for prompt in prompts}) > 5 and all(40 <= len(prompt) <= 68 for prompt in prompts)

@@ -6,7 +6,9 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from shutil import copytree
 
 import pytest
 from click.testing import CliRunner, Result
@@ -16,12 +18,12 @@ from mlxgen.cli.bench.measure import Measurement, compare_decodes, measure
 from mlxgen.cli.bench.plot import check_plot, draw_plot
 from mlxgen.cli.bench.random_model import random_folder
 from mlxgen.cli.bench.sides import SIDES
-from mlxgen.cli.bench.speed import curve, median, ratio, tps_at
+from mlxgen.cli.bench.speed import curve, medians_of, ratio, tps_at
 from mlxgen.cli.commands.bench import bench
 from mlxgen.cli.main import main
 from mlxgen.errors import MlxgenError, OptionError
 
-from ..support.models import tiny_gpt2
+from ..support.models import letter_tokenizer, tiny_gpt2
 
 
 @pytest.fixture(scope="module")
@@ -30,25 +32,23 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return random_folder(tmp_path_factory.mktemp("random"), **sizes)
 
 
-def rows(yielded: list[object]) -> list[int]:
-    return [token[0] if isinstance(token, list) else int(token) for token in yielded]  # type: ignore[call-overload]
-
-
-@pytest.mark.parametrize("peer", ["mlx-lm", "transformers"])
+@pytest.mark.parametrize("peer", ["mlx-lm", "transformers", "ctranslate2"])
 def test_a_peer_chooses_the_same_tokens_from_the_same_weights(folder: Path, peer: str) -> None:
+    if SIDES[peer].missing:
+        pytest.skip(f"needs {SIDES[peer].missing}")
     prompt = [5, 17, 255, 3]
-    ours = rows(list(SIDES["mlxgen"].open(folder)([prompt], 20)))
+    ours = list(SIDES["mlxgen"].open(folder)(prompt, 20))
     assert len(ours) == 20
-    assert rows(list(SIDES[peer].open(folder)([prompt], 20))) == ours
+    assert list(SIDES[peer].open(folder)(prompt, 20)) == ours
 
 
 def test_a_run_in_its_own_process_gives_every_number(folder: Path) -> None:
-    m = measure("mlxgen", folder, prompt_tokens=8, new_tokens=4, batch_size=2)
-    assert (m.side, m.batch_size, m.prompt_tokens, m.new_tokens) == ("mlxgen", 2, 8, 4)
+    m = measure("mlxgen", folder, prompt_tokens=8, new_tokens=4)
+    assert (m.side, m.prompt_tokens, m.new_tokens) == ("mlxgen", 8, 4)
     assert min(m.load, m.first_token, m.prefill_tps, m.decode_tps, m.memory) > 0
-    assert median([m], "mlxgen")["decode_tps"] == m.decode_tps
+    assert medians_of([m])["mlxgen"]["decode_tps"] == m.decode_tps
     assert len(m.seconds) == 4 and m.seconds[0] == m.first_token
-    assert sum(m.seconds[1:]) == pytest.approx(2 * 3 / m.decode_tps)
+    assert sum(m.seconds[1:]) == pytest.approx(3 / m.decode_tps)
 
 
 def test_a_side_that_fails_is_told_in_one_line(tmp_path: Path) -> None:
@@ -61,7 +61,6 @@ def test_bytes_per_step_count_each_weight_once_and_the_cache(folder: Path) -> No
     weights = 300 * 32 + 2 * block + 2 * 32
     cache = 10 * 2 * 2 * 32
     assert bytes_per_step(folder, 10) == 4 * (weights + cache)
-    assert bytes_per_step(folder, 10, rows=3) == 4 * (weights + 3 * cache)
 
 
 def test_the_command_prints_one_object_a_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,8 +75,31 @@ def test_the_command_prints_one_object_a_run(folder: Path, monkeypatch: pytest.M
     }
 
 
+def test_a_batch_is_answered_as_each_sides_users_would(folder: Path, tmp_path: Path) -> None:
+    letters = copytree(folder, tmp_path / "letters")
+    letter_tokenizer().save(str(letters / "tokenizer.json"))  # one that does not have more tokens than the model
+    options = ["--batch-size", "3", "-n", "4", "--prompt-tokens", "8", "--runs", "1"]
+    done = CliRunner().invoke(bench, ["-m", str(letters), *options, "--json"])
+    assert done.exit_code == 0, done.output
+    (line,) = (json.loads(line) for line in done.stdout.splitlines())
+    assert (line["side"], line["batch_size"], line["prompt_tokens"], line["new_tokens"]) == ("mlxgen", 3, 8, 4)
+    assert set(line) == {
+        *("side", "batch_size", "prompt_tokens", "new_tokens", "tokens_per_second", "decode_tps", "memory")
+    }
+    done = CliRunner().invoke(bench, ["-m", str(letters), *options, "--against", "mlx-lm"])
+    assert done.exit_code == 0, done.output
+    assert re.search(r"^mlx-lm +[\d.]+ t/s +[\d.]+ t/s", done.stdout, re.MULTILINE)
+    assert "mlxgen / mlx-lm: prompts and decode" in done.stdout
+
+
+def test_medians_are_each_sides_own() -> None:
+    runs = [a_run([0.1, duration], side) for side in ("mlxgen", "mlx-lm") for duration in (0.1, 0.2, 0.9)]
+    runs[4] = replace(runs[4], memory=7)
+    assert medians_of(runs)["mlxgen"]["memory"] == medians_of(runs)["mlx-lm"]["memory"] == 1
+
+
 def a_run(seconds: Sequence[float], side: str = "mlxgen", prompt: int = 8) -> Measurement:
-    return Measurement(side, 1, prompt, len(seconds), 0.1, seconds[0], 1.0, 1.0, 1, list(seconds))
+    return Measurement(side, prompt, len(seconds), 0.1, seconds[0], 1.0, 1.0, 1, list(seconds))
 
 
 def test_speed_at_a_context_is_that_of_the_tokens_around_it() -> None:
@@ -109,7 +131,7 @@ def test_a_series_goes_through_the_whole_context(folder: Path) -> None:
 
 def test_sides_decode_the_context_in_turn(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fake(side: str, folder: Path, *, prompt_tokens: int, new_tokens: int, **others: object) -> Measurement:
-        assert prompt_tokens + new_tokens == 64 and others == {"batch_size": 1, "dtype": None}
+        assert prompt_tokens + new_tokens == 64 and others == {"dtype": None}
         return a_run([0.1] * new_tokens, side, prompt_tokens)
 
     monkeypatch.setattr("mlxgen.cli.bench.measure.measure", fake)
@@ -186,7 +208,7 @@ def test_the_command_measures_and_draws_every_side(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("terminal", [True, False])
 def test_progress_is_for_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
-    run = Measurement("mlxgen", 1, 8, 4, 0.1, 0.1, 80.0, 20.0, 1000, [0.1] * 4)
+    run = Measurement("mlxgen", 8, 4, 0.1, 0.1, 80.0, 20.0, 1000, [0.1] * 4)
     monkeypatch.setattr("mlxgen.cli.output.stderr_is_terminal", lambda: terminal)
     monkeypatch.setattr("mlxgen.cli.bench.bandwidth.memory_bandwidth", lambda: 1e9)
     monkeypatch.setattr("mlxgen.cli.bench.measure.compare", lambda *_, **__: [run])
@@ -256,7 +278,7 @@ def test_the_memory_is_that_of_the_side_and_not_of_who_started_it(folder: Path) 
 def test_no_share_of_the_memorys_bandwidth_is_above_1(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bandwidth: float, shown: bool
 ) -> None:
-    run = Measurement("mlxgen", 1, 8, 4, 0.1, 0.1, 80.0, 20.0, 1000, [0.1] * 4)
+    run = Measurement("mlxgen", 8, 4, 0.1, 0.1, 80.0, 20.0, 1000, [0.1] * 4)
     monkeypatch.setattr("mlxgen.cli.bench.bandwidth.memory_bandwidth", lambda: bandwidth)
     monkeypatch.setattr("mlxgen.cli.bench.measure.compare", lambda *_, **__: [run])
     folder = tiny_gpt2().write(tmp_path / "small-model")
