@@ -24,10 +24,12 @@ COMMANDS = {
     "convert": "Convert a GPT-2 checkpoint to an MLX folder.",
     "batch": "Answer many prompts at once.",
     "score": "Score how likely a text is.",
+    "tokenize": "Show the tokens of a text and their ids.",
     "info": "Show a model's layers, parameters, memory and tokenizer.",
     "bench": "Measure tokens per second and memory, alone or against other libraries.",
     "doctor": "Check the device, BLAS, versions and hub, and what is slow.",
     "models": "List the models on this machine and the known names.",
+    "completion": "Print the script that completes commands and models in the shell.",
 }
 
 INTERRUPTED = 130  # 128 + SIGINT, as in shells
@@ -106,7 +108,7 @@ def errors_as_one_line() -> Iterator[None]:
     try:
         yield
     except click.ClickException as error:  # wrong use
-        error.message = _as_shown(error.message + _dash_hint(error))  # type: ignore[misc]  # final for subclasses
+        error.message = _as_shown(error.message + _hint(error))  # type: ignore[misc]  # final for subclasses
         raise
     except (click.exceptions.Exit, click.Abort):
         raise
@@ -134,12 +136,15 @@ def _as_shown(message: str) -> str:
     return for_stderr(f"{start} {message}").removeprefix(start).removeprefix(" ")
 
 
-def _dash_hint(error: click.ClickException) -> str:
-    """A hint for a prompt that click took for an option."""
-    if not isinstance(error, click.NoSuchOption) or error.possibilities or error.ctx is None:
-        return ""
-    takes_prompt = any(param.name == "prompt" for param in error.ctx.command.params)
-    return ' A prompt that begins with a dash goes after "--", or to standard input.' if takes_prompt else ""
+def _hint(error: click.ClickException) -> str:
+    """A hint for a prompt, or another text, that click took for an option or for several arguments."""
+    params = error.ctx.command.params if isinstance(error, click.UsageError) and error.ctx else []
+    name = next((param.name for param in params if param.name in ("prompt", "text")), None)
+    if name and isinstance(error, click.NoSuchOption) and not error.possibilities:
+        return f' A {name} that begins with a dash goes after "--", or to standard input.'
+    if name and error.message.startswith("Got unexpected extra argument"):
+        return f". The {name} is one argument, so put it in quotes; the model goes after -m."
+    return ""
 
 
 def _drop_output() -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 from click.core import ParameterSource
 
+from mlxgen.cli.completion import complete_file, complete_model
 from mlxgen.cli.output import say
 from mlxgen.cli.settings import SETTINGS, F
 from mlxgen.dtypes import WEIGHT_TYPES
@@ -26,6 +27,7 @@ model_option = click.option(
     envvar="MLXGEN_MODEL",
     show_default=True,
     metavar="MODEL",
+    shell_complete=complete_model,
     help="A folder, a hub id (owner/name), an alias such as gpt2, or the bundled fairy-tales.",
 )
 revision_option = click.option("--revision", metavar="REF", help="Branch, tag or commit of a model on the hub.")
@@ -33,6 +35,9 @@ dtype_option = click.option(
     "--dtype",
     type=click.Choice([dtype.name for dtype in WEIGHT_TYPES]),
     help="Type to compute in.  [default: on a GPU the type of the weights, on the CPU float32]",
+)
+ids_option = click.option(
+    "--ids", metavar="IDS", help='The prompt as token ids, such as "464 3290"; "-" reads them from standard input.'
 )
 quiet_option = click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors to standard error.")
 
@@ -59,6 +64,7 @@ def guess_options(function: F) -> F:
     draft = click.option(
         "--draft",
         metavar="MODEL",
+        shell_complete=complete_model,
         help="Guess tokens with a smaller model of the same vocabulary, such as distilgpt2 for gpt2-xl.",
     )
     return lookahead(draft(function))
@@ -71,6 +77,7 @@ def file_options(function: F) -> F:
         "--output",
         default="-",
         metavar="OUT",
+        shell_complete=complete_file,
         help='File for the results of many lines, or "-" for standard output.  [default: -]',
     )
     overwrite = click.option("--overwrite", is_flag=True, help="Start over instead of resuming from what OUT holds.")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mlxgen.cli.wrap import is_plain_terminal, terminal_width, wrapped
-from mlxgen.errors import MlxgenError
+from mlxgen.errors import MlxgenError, printable
 
 if TYPE_CHECKING:
     from mlxgen.generation.results import Generation
@@ -31,11 +31,17 @@ CONTROLS = {
 }
 # Of these, the ones that the json module leaves as they are.
 JSON_CONTROLS = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)}
+VISIBLE = {" ": "·", "\n": "↵", "\t": "→"}
 
 
 def escaped(text: str) -> str:
     """The text as a terminal may get it: with control characters escaped, except line breaks and tabs."""
     return text.replace("\r\n", "\n").translate(CONTROLS)
+
+
+def visible(text: str) -> str:
+    """A token's text with visible spaces and line breaks, and other invisible characters escaped."""
+    return "".join(VISIBLE.get(character, printable(character)) for character in text)
 
 
 def write(text: str, colour: str | None = None) -> None:

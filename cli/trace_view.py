@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections import Counter
 
 import click
 from rich.bar import Bar
@@ -12,19 +13,18 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from mlxgen.cli.output import escaped, size
+from mlxgen.cli.output import count, escaped, size, visible
 from mlxgen.cli.wrap import terminal_width
-from mlxgen.errors import printable
 from mlxgen.tracing.record import RuleEffect, Span, Trace, TracedStep
 
 SHOWN_CONTEXT = 24  # newest tokens of the context that a step shows
 SHOWN_PINNED = 4  # pinned tokens shown before them
+SHOWN_HEADS = 8  # attention heads that get a line each
 BAR_WIDTH = 22
 NARROW = 60  # columns below which a stage's text stands below its name
 COLUMNS = {"logit": 60, "model": 38, "temp": 60, "rules": 0, "bar": 78}  # of the candidates: from which width on
 CUTS = ("top_k", "top_p", "min_p")
 PINNED, DROPPED = "*", "×"  # after a token's id
-VISIBLE = {" ": "·", "\n": "↵", "\t": "→"}
 
 
 def print_trace(trace: Trace, *, candidates: int, pause: bool) -> None:
@@ -39,11 +39,6 @@ def print_trace(trace: Trace, *, candidates: int, pause: bool) -> None:
             if key in ("q", "Q"):
                 return
     _print_end(console, trace)
-
-
-def visible(text: str) -> str:
-    """A token's text with visible spaces and line breaks, and other invisible characters escaped."""
-    return "".join(VISIBLE.get(character, printable(character)) for character in text)
 
 
 def _print_step(console: Console, trace: Trace, step: TracedStep, candidates: int) -> None:
@@ -107,14 +102,31 @@ def _network(trace: Trace, step: TracedStep) -> Text:
         pinned = f", first {cache.pinned} pinned" if cache.pinned else ""
         text.append(f"\nholds tokens {_spans(cache.held)}{pinned}; dropped {_spans(cache.dropped)}")
     for entry in step.lens:
-        text.append(f"\nlens, layer {entry.layer}: {visible(entry.text)} {_percent(entry.probability)}")
-    held = [at for a, b in cache.held for at in range(a, b)]
-    tokens = [*trace.prompt_tokens, *trace.tokens]
-    for head in step.attention:
-        best = sorted(zip(head.weights, held, strict=True), key=lambda pair: -pair[0])[:5]
-        seen = ", ".join(f"{visible(tokens[at].text)} {_percent(weight)}" for weight, at in best)
-        text.append(f"\nhead {head.layer}.{head.head} attends to {seen}")
+        text.append(f"\nlens, layer {entry.layer}: {visible(entry.text)} {percent(entry.probability)}")
+    text.append("".join(f"\n{line}" for line in _attention(trace, step)))
     return text
+
+
+def _attention(trace: Trace, step: TracedStep) -> list[str]:
+    """What each head attends to; where many were recorded, a line per layer with what most of its heads attend to."""
+    held = [at for a, b in step.cache.held for at in range(a, b)]
+    tokens = [*trace.prompt_tokens, *trace.tokens]
+    if len(step.attention) <= SHOWN_HEADS:
+        lines = []
+        for head in step.attention:
+            best = sorted(zip(head.weights, held, strict=True), key=lambda pair: -pair[0])[:5]
+            seen = ", ".join(f"{visible(tokens[at].text)} {percent(weight)}" for weight, at in best)
+            lines.append(f"head {head.layer}.{head.head} attends to {seen}")
+        return lines
+    favourites: dict[int, Counter[int]] = {}  # of each layer: which token its heads attend to most, and how many do
+    for head in step.attention:
+        favourite = held[max(range(len(held)), key=head.weights.__getitem__)]
+        favourites.setdefault(head.layer, Counter())[favourite] += 1
+    return [
+        f"layer {layer}: most attention to "
+        + ", ".join(f"{visible(tokens[at].text)} ({count(heads, 'head')})" for at, heads in found.most_common(4))
+        for layer, found in favourites.items()
+    ]
 
 
 def _logits(trace: Trace, step: TracedStep) -> str:
@@ -143,7 +155,7 @@ def _effect(rule: RuleEffect) -> str:
         return f"penalties and bias leave {rule.kept:,} tokens"
     name = rule.name.replace("_", "-")
     share = (
-        f"cumulative sum {rule.kept_probability:.4f}" if rule.name == "top_p" else f"{_percent(rule.kept_probability)}"
+        f"cumulative sum {rule.kept_probability:.4f}" if rule.name == "top_p" else f"{percent(rule.kept_probability)}"
     )
     return f"{name} {rule.value:g} keeps {rule.kept:,} tokens, {share}"
 
@@ -168,9 +180,9 @@ def _candidates(step: TracedStep, most: int, width: int) -> Table:
         chosen = one.token == step.chosen.token
         cells: dict[str, str | Bar] = {
             "logit": f"{one.logit:.2f}",
-            "model": _percent(one.probability),
-            "temp": _percent(one.tempered) if tempered else "",
-            "rules": f"cut {one.cut_by.replace('_', '-')}" if one.cut_by else _percent(one.rule_probability),
+            "model": percent(one.probability),
+            "temp": percent(one.tempered) if tempered else "",
+            "rules": f"cut {one.cut_by.replace('_', '-')}" if one.cut_by else percent(one.rule_probability),
             "bar": Bar(highest, 0, one.rule_probability, width=BAR_WIDTH, color="yellow" if chosen else "blue"),
         }
         table.add_row(
@@ -180,7 +192,7 @@ def _candidates(step: TracedStep, most: int, width: int) -> Table:
             style="bold" if chosen else "dim" if one.cut_by else "",
         )
     model, temp, rules = (
-        _percent(round(max(0.0, 1 - sum(getattr(one, name) for one in shown)), 6))
+        percent(round(max(0.0, 1 - sum(getattr(one, name) for one in shown)), 6))
         for name in ("probability", "tempered", "rule_probability")
     )
     others = {"model": model, "temp": temp if tempered else "", "rules": rules}
@@ -192,13 +204,13 @@ def _append(trace: Trace, step: TracedStep) -> Text:
     chosen = step.chosen
     text = Text(visible(chosen.text), style="bold")
     details = (
-        f"  rank {chosen.rank:,}, model {_percent(chosen.probability)}, rules {_percent(chosen.rule_probability)},"
+        f"  rank {chosen.rank:,}, model {percent(chosen.probability)}, rules {percent(chosen.rule_probability)},"
         f" {_time(step.seconds.append)}"
-        f"\ntext so far {_power(step.total_logprob)}"
+        f"\ntext so far {power(step.total_logprob)}"
     )
     if trace.greedy:
         done = trace.greedy.logprobs[: step.index + 1]
-        details += f"; greedy path {_power(sum(done))}"
+        details += f"; greedy path {power(sum(done))}"
     text.append(details, style="not bold")
     return text
 
@@ -207,18 +219,18 @@ def _print_end(console: Console, trace: Trace) -> None:
     console.rule("Text", align="left", characters="─")
     prompt = "".join(token.text for token in trace.prompt_tokens) if not isinstance(trace.prompt, str) else trace.prompt
     console.print(Text(escaped(prompt)).append(escaped(trace.text), style="bold"))
-    console.print(f"({trace.finish_reason}; seed {trace.seed}; {_power(_total(trace))})", style="dim")
+    console.print(f"({trace.finish_reason}; seed {trace.seed}; {power(_total(trace))})", style="dim")
 
 
 def _total(trace: Trace) -> float:
     return trace.steps[-1].total_logprob if trace.steps else 0.0
 
 
-def _percent(p: float) -> str:
+def percent(p: float) -> str:
     return "<0.01%" if 0 < p < 0.00005 else f"{100 * p:.2f}%"
 
 
-def _power(logprob: float) -> str:
+def power(logprob: float) -> str:
     exponent = math.floor(logprob / math.log(10))
     number = (
         f"{math.exp(logprob):.3g}"

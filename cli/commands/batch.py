@@ -6,12 +6,13 @@ from typing import Any
 
 import click
 
+from mlxgen.cli.completion import complete_file
 from mlxgen.cli.jsonl.input_file import FORMATS
 from mlxgen.cli.options import check_request, file_options, generation_options, model_options, quiet_option
 
 
 @click.command()
-@click.argument("source", metavar="[IN]", default="-")
+@click.argument("source", metavar="[IN]", default="-", shell_complete=complete_file)
 @file_options
 @click.option(
     "--format",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mlxgen.chat.templates import NAMES, TEMPLATES
+from mlxgen.cli.completion import complete_file
 from mlxgen.cli.options import (
     check_request,
     generation_options,
@@ -47,10 +48,13 @@ ANSWER_TOKENS = 128  # a turn is shorter than a text
     " auto picks model if the model has a chat template, dialogpt for DialoGPT, otherwise story.",
 )
 @click.option("--system", type=Utf8Text(), default="", metavar="TEXT", help="Text placed before the conversation.")
-@click.option("--load", "saved", metavar="FILE", help="Continue a conversation saved with /save.")
+@click.option(
+    "--load", "saved", metavar="FILE", shell_complete=complete_file, help="Continue a conversation saved with /save."
+)
 @click.option(
     "--history",
     metavar="FILE",
+    shell_complete=complete_file,
     help="Keep typed lines between runs in FILE.  [default: ~/.local/state/mlxgen/chat_history]",
 )
 @output_options

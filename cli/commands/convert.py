@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mlxgen.cli.completion import complete_file, complete_folder, complete_source
 from mlxgen.cli.options import revision_option
 from mlxgen.cli.output import say, size, write, write_json
 from mlxgen.cli.progress import progress_bar
@@ -16,9 +17,13 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("source")
+@click.argument("source", shell_complete=complete_source)
 @click.option(
-    "-o", "--output", metavar="DIR", help="Folder to write.  [default: one among those that `mlxgen models` lists]"
+    "-o",
+    "--output",
+    metavar="DIR",
+    shell_complete=complete_folder,
+    help="Folder to write.  [default: one among those that `mlxgen models` lists]",
 )
 @click.option(
     "--dtype",
@@ -39,10 +44,11 @@ if TYPE_CHECKING:
 @click.option("--keep-head", is_flag=True, help="Leave the embeddings and the output head unquantized.")
 @click.option("-d", "--dequantize", is_flag=True, help="Dequantize a quantized source.")
 @revision_option
-@click.option("--config", metavar="FILE", help="A config.json for weights without one.")
+@click.option("--config", metavar="FILE", shell_complete=complete_file, help="A config.json for weights without one.")
 @click.option(
     "--vocab",
     metavar="PATH",
+    shell_complete=complete_source,
     help='A tokenizer for weights without one: a JSON file {"character": id, ...}, a tokenizer.json, a folder, '
     "or a hub id.",
 )

@@ -11,6 +11,7 @@ from mlxgen.cli.options import (
     check_request,
     generation_options,
     guess_options,
+    ids_option,
     model_options,
     open_draft,
     open_model,
@@ -18,7 +19,7 @@ from mlxgen.cli.options import (
 )
 from mlxgen.cli.output import chatty, say, say_statistics, stdout_is_terminal, write, write_json
 from mlxgen.cli.progress import prefill_bar
-from mlxgen.cli.prompt import read_prompt
+from mlxgen.cli.prompt import read_prompt_or_ids
 
 if TYPE_CHECKING:
     from mlxgen.generation.answer import Answer
@@ -33,6 +34,7 @@ SPACE_HINT = "Hint: the prompt ends with a space. GPT-2's words begin with their
 
 @click.command()
 @click.argument("prompt", required=False)
+@ids_option
 @model_options
 @generation_options
 @guess_options
@@ -62,12 +64,12 @@ def generate(ctx: click.Context, /, prompt: str | None, **given: Any) -> None:
     The answer is written to standard output as it is generated, and ends with a line break. An empty line separates
     samples.
 
-    --json prints one object per sample with these keys: model, prompt, text (without the prompt), tokens (ids,
-    including those of a stop text, which text leaves out), logprobs (natural logarithms, one per token), candidates
-    (with --logprobs; per token a list of objects with token, text, probability, rule_probability, kept), finish_reason
-    (stop, length, context), sample (from 0), seed (null if greedy), prompt_tokens, generated_tokens, prompt_tps and
-    generation_tps (tokens per second), peak_memory (bytes), guesses and accepted (tokens guessed by --lookahead or
-    --draft, and how many of them were right).
+    --json prints one object per sample with these keys: model, prompt (text, or the ids of --ids), text (without the
+    prompt), tokens (ids, including those of a stop text, which text leaves out), logprobs (natural logarithms, one per
+    token), candidates (with --logprobs; per token a list of objects with token, text, probability, rule_probability,
+    kept), finish_reason (stop, length, context), sample (from 0), seed (null if greedy), prompt_tokens,
+    generated_tokens, prompt_tps and generation_tps (tokens per second), peak_memory (bytes), guesses and accepted
+    (tokens guessed by --lookahead or --draft, and how many of them were right).
 
     --lookahead changes the speed but not the text, and so does --draft for greedy text: in float32, unless two tokens
     are equally probable to about seven digits. For sampled text, --draft keeps the distribution, but a seed gives a
@@ -76,7 +78,7 @@ def generate(ctx: click.Context, /, prompt: str | None, **given: Any) -> None:
     from mlxgen.generation.answer import answer
     from mlxgen.generation.request import sample_seeds
 
-    text = read_prompt(prompt)
+    text = read_prompt_or_ids(prompt, given["ids"])
     request = check_request(ctx, given)
     if given["as_json"] and given["echo"]:
         raise click.UsageError("--json has the prompt as a key; leave out --echo")
@@ -87,11 +89,12 @@ def generate(ctx: click.Context, /, prompt: str | None, **given: Any) -> None:
     seeds = sample_seeds(request.seed, given["num_samples"])
     quiet, as_json = given["quiet"], given["as_json"]
     talk = chatty(given["stats"], quiet)
-    if talk and (not text or text.endswith(" ")):
+    if talk and isinstance(text, str) and (not text or text.endswith(" ")):
         say(SPACE_HINT if text else EMPTY_HINT)
     model = open_model(given)
     request = open_draft(given, request, model).with_prompt(model, text)
     echo = given["echo"] if given["echo"] is not None else stdout_is_terminal()
+    shown = "" if not echo else text if isinstance(text, str) else model.tokenizer.decode(text)
     request = replace(request, progress=prefill_bar(quiet))
     hinted = False
     for sample, seed in enumerate(seeds):
@@ -101,7 +104,7 @@ def generate(ctx: click.Context, /, prompt: str | None, **given: Any) -> None:
             write_json(_entries(model, record, sample, greedy=request.options["temperature"] == 0))
         else:
             write("\n" if sample else "")
-            record = _stream(steps, text if echo else "")
+            record = _stream(steps, shown)
             if request.logprobs and not quiet:
                 _say_candidates(model, record)
         if record.finish_reason == "context" and talk and not hinted:

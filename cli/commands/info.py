@@ -6,12 +6,13 @@ from typing import Any
 
 import click
 
+from mlxgen.cli.completion import complete_model
 from mlxgen.cli.options import dtype_option, revision_option
 from mlxgen.cli.output import size, write, write_json
 
 
 @click.command()
-@click.argument("model", default="fairy-tales", envvar="MLXGEN_MODEL")
+@click.argument("model", default="fairy-tales", envvar="MLXGEN_MODEL", shell_complete=complete_model)
 @revision_option
 @dtype_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from mlxgen.cli.completion import complete_converted
 from mlxgen.cli.output import say, size, write, write_json
 from mlxgen.errors import printable
 
@@ -65,7 +66,7 @@ def models(ctx: click.Context, /, as_json: bool) -> None:
 
 
 @models.command()
-@click.argument("name")
+@click.argument("name", shell_complete=complete_converted)
 def rm(name: str) -> None:
     """Remove the converted model NAME from this machine."""
     from mlxgen.weights.local_models import remove_model

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mlxgen.cli.completion import complete_file
 from mlxgen.cli.options import file_options, model_options, open_model, quiet_option
 from mlxgen.cli.output import write, write_json
 from mlxgen.cli.progress import progress_bar
@@ -26,7 +27,7 @@ JSONL_SUFFIXES = (".jsonl", ".ndjson")
 
 
 @click.command()
-@click.argument("source", metavar="[FILE]", default="-")
+@click.argument("source", metavar="[FILE]", default="-", shell_complete=complete_file)
 @model_options
 @click.option(
     "--context", type=Utf8Text(), default="", metavar="TEXT", help="Text before the scored text: read, but not scored."

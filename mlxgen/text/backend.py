@@ -1,6 +1,6 @@
 """The functions that are needed of a tokenizer, from any library."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ class Backend:
     clean_up: bool = False  # whether decoded text loses the spaces before punctuation
     splits_ideographs: bool = False  # whether every Chinese character is a word of its own, as with BERT
     find_unknown: FindUnknown | None = None  # None where every text has tokens
+    special_ids: Callable[[], Collection[int]] = tuple  # tokens that stand for no text, such as an end token
 
 
 def ids_before(plain: Sequence[int], marked: Sequence[int]) -> list[int]:

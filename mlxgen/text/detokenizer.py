@@ -26,13 +26,13 @@ def byte_alphabet() -> dict[str, int]:
     return {chr(b): b for b in printable} | {chr(256 + n): b for n, b in enumerate(others)}
 
 
-_ALPHABET = byte_alphabet()
+ALPHABET = byte_alphabet()
 
 
 def piece_bytes(piece: str) -> bytes:
     """The bytes of a byte-level piece. An added token with characters outside the alphabet is plain text."""
     try:
-        return bytes([_ALPHABET[character] for character in piece])
+        return bytes([ALPHABET[character] for character in piece])
     except KeyError:
         return piece.encode()
 

@@ -13,7 +13,7 @@ import tokenizers
 
 from mlxgen.text.backend import Backend
 from mlxgen.text.tokenizer_files import add_tokens, load_or_raise
-from mlxgen.text.tokenizers_library import decoder_of
+from mlxgen.text.tokenizers_library import added_specials, decoder_of
 
 SPACE = "\u2581"  # sentencepiece's sign for one
 
@@ -78,6 +78,7 @@ def read_sentencepiece(path: Path, settings: Mapping[str, Any], kind: str) -> Ba
         eos_token_id=ids.get("eos_token"),
         start_ids=[] if first is None else [first],
         clean_up=bool(settings.get("clean_up_tokenization_spaces")),
+        special_ids=lambda: [*added_specials(library), *filter(processor.is_control, pieces.values())],
     )
 
 

@@ -15,7 +15,9 @@ from mlxgen.json_file import read_json
 from mlxgen.lfs_pointer import check_not_pointer
 from mlxgen.text.backend import Backend
 from mlxgen.text.detokenizer import (
+    ALPHABET,
     BYTE_PIECE,
+    NOT_A_CHARACTER,
     ByteText,
     StreamingDecoder,
     TextSource,
@@ -75,6 +77,11 @@ class Tokenizer:
             return None
         return max(map(len, self._backend.vocabulary()), default=None)
 
+    @cached_property
+    def _special_ids(self) -> frozenset[int]:
+        own = {number for number in (self.bos_token_id, self.eos_token_id) if number is not None}
+        return frozenset({*own, *self.start_ids, *self._backend.special_ids()})
+
     def encode(self, text: str) -> list[int]:
         """Tokenize a text. Special tokens in the text are recognized; none are added.
 
@@ -120,6 +127,20 @@ class Tokenizer:
     def token(self, token: int) -> str:
         """A token's spelling in the vocabulary; "" for an id without a token. Raises OptionError for an invalid id."""
         return self._backend.piece(self._check(token)) or ""
+
+    def token_text(self, token: int) -> str:
+        """The text of a single token, with its leading space. Bytes that are no whole character are shown as `\\xe2`.
+
+        Raises OptionError for an invalid id.
+        """
+        piece, text = self.token(token), self.decode([token])
+        if NOT_A_CHARACTER in text and piece and all(character in ALPHABET for character in piece):
+            return piece_bytes(piece).decode("utf-8", "backslashreplace")
+        return " " + text if piece.startswith("▁") and not text.startswith(" ") else text
+
+    def is_special(self, token: int) -> bool:
+        """Whether a token stands for no text: a start or end token, padding, or a mark of turns."""
+        return token in self._special_ids
 
     def token_bytes(self, token: int) -> int:
         """How many bytes of UTF-8 a token has in the middle of a text. It may be part of a character."""

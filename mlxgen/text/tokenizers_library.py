@@ -78,7 +78,13 @@ def _backend(
         clean_up=bool(settings.get("clean_up_tokenization_spaces")) and (not is_bpe or bool(forced)),
         splits_ideographs=splits_ideographs(library),
         find_unknown=unknown_finder(library),
+        special_ids=lambda: added_specials(library),
     )
+
+
+def added_specials(library: tokenizers.Tokenizer) -> list[int]:
+    """The added tokens that are special: they stand for no text."""
+    return [number for number, token in library.get_added_tokens_decoder().items() if token.special]
 
 
 def decoder_of(library: tokenizers.Tokenizer) -> Mapping[str, Any]:

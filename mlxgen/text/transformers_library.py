@@ -57,6 +57,7 @@ def read_through_transformers(folder: Path, kind: str) -> Backend:
         clean_up=bool(hf.clean_up_tokenization_spaces) and not is_bpe,
         splits_ideographs=library is not None and splits_ideographs(library),
         find_unknown=unknown_finder(library) if library else None,
+        special_ids=lambda: hf.all_special_ids,
     )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from mlxgen.generation.cached_context import CachedContext
 from mlxgen.tracing.record import HeadAttention, LensEntry
-from mlxgen.tracing.statistics import softmax, to_float64, token_text
+from mlxgen.tracing.statistics import softmax, to_float64
 
 
 class ReadOnly:
@@ -52,7 +52,7 @@ def look_inside(
         if lens:
             p = softmax(to_float64(decoder.head(decoder.final_norm(x))))
             best = int(p.argmax())
-            entries.append(LensEntry(layer, best, token_text(tokenizer, best), float(p[best]), float(p[chosen])))
+            entries.append(LensEntry(layer, best, tokenizer.token_text(best), float(p[best]), float(p[chosen])))
     return entries, rows
 
 

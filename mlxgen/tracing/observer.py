@@ -25,7 +25,7 @@ from mlxgen.tracing.record import (
     TracedCandidate,
     spans,
 )
-from mlxgen.tracing.statistics import Vector, entropy, random_number, rest_of, softmax, to_float64, token_text
+from mlxgen.tracing.statistics import Vector, entropy, random_number, rest_of, softmax, to_float64
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class TraceObserver:
         candidates = [
             TracedCandidate(
                 token=token,
-                text=token_text(tokenizer, token),
+                text=tokenizer.token_text(token),
                 logit=float(raw[token]),
                 adjusted=float(adjusted[token]),
                 probability=float(p[token]),

@@ -7,14 +7,12 @@ import numpy as np
 import numpy.typing as npt
 
 from mlxgen.sampling.samplers import draw_numbers
-from mlxgen.text.detokenizer import byte_alphabet, piece_bytes
 from mlxgen.text.tokenizer import Tokenizer
 from mlxgen.tracing.record import Rest, Token
 
 Vector = npt.NDArray[np.float64]  # one number for each token of the vocabulary
 
 BANDS = 24  # groups of the rest, enough for its probability to within about 1e-4 at any usual temperature
-_ALPHABET = byte_alphabet()
 
 
 def rest_of(adjusted: Vector, p: Vector, rule_p: Vector, top: list[int]) -> Rest:
@@ -38,15 +36,7 @@ def random_number(key: mx.array | None) -> float | None:
 
 
 def traced_token(tokenizer: Tokenizer, token: int) -> Token:
-    return Token(token, tokenizer.token(token), token_text(tokenizer, token))
-
-
-def token_text(tokenizer: Tokenizer, token: int) -> str:
-    """The text of a single token, with its leading space; its bytes if they are not a whole character."""
-    piece, text = tokenizer.token(token), tokenizer.decode([token])
-    if "\ufffd" in text and piece and all(character in _ALPHABET for character in piece):
-        return piece_bytes(piece).decode("utf-8", "backslashreplace")
-    return " " + text if piece.startswith("▁") and not text.startswith(" ") else text
+    return Token(token, tokenizer.token(token), tokenizer.token_text(token))
 
 
 def to_float64(logits: mx.array) -> Vector:

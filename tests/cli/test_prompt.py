@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
 from mlxgen.weights.conversion.characters import character_tokenizer
 
@@ -97,3 +98,72 @@ def test_bytes_that_are_not_utf8_are_wrong_use_there_too() -> None:
     for option in ([], ["a", "--stop"]):
         done = command("generate", *option, b"\xff", env={**os.environ, **ASCII})  # type: ignore[arg-type]
         assert done.returncode == 2 and b"is not UTF-8 text" in done.stderr
+
+
+# A prompt that is the path of a model
+
+
+def _checkpoints(folder: Path) -> dict[str, str]:
+    """Paths of models and checkpoints, and what is said of each."""
+    tiny = tiny_gpt2(n_embd=16, n_layer=1, n_head=2)
+    tiny.write(folder / "model")
+    torch.save({"w": torch.zeros(2)}, folder / "ckpt.pt")
+    (folder / "out").mkdir()
+    torch.save({"w": torch.zeros(2)}, folder / "out" / "ckpt.pt")
+    (folder / "model.gguf").write_bytes(b"GGUF" + bytes(20))
+    return {
+        "model": "is a model folder; open it with `-m {}`",
+        "model/model.safetensors": "is a safetensors file; ",
+        "ckpt.pt": "is a PyTorch checkpoint; convert it with `mlxgen convert {}`",
+        "out": "convert it with `mlxgen convert {}/ckpt.pt`",
+        "model.gguf": "is a GGUF file",
+    }
+
+
+@pytest.mark.parametrize("name", ["generate", "trace", "tokenize"])
+def test_the_path_of_a_model_is_no_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    said = _checkpoints(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    for path, words in said.items():
+        for written in (path, str(tmp_path / path)):
+            result = run(name, written, "-m", "/no/such/folder")
+            assert result.exit_code == 2, written
+            assert words.format(written) in result.stderr and "standard input" in result.stderr
+            assert result.stderr.splitlines()[-1].startswith("Error: ")
+
+
+def test_on_standard_input_it_is_one(letters: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _checkpoints(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert run("tokenize", "-m", letters, stdin="model").stdout.splitlines()[-1] == "5 tokens, 5 characters"
+
+
+def test_the_name_of_any_other_file_or_folder_is_a_prompt(
+    letters: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "king").write_text("once upon a time\n")
+    (tmp_path / "page").write_text("<!doctype html><html></html>")
+    (tmp_path / "zip").write_bytes(b"\x1f\x8b" + bytes(20))
+    (tmp_path / "none").write_bytes(b"")
+    for folder in ("empty", "config", "texts"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "config" / "config.json").write_text("{}")
+    (tmp_path / "texts" / "king.bin").write_text("once upon a time\n")
+    for text in ("king", "page", "zip", "none", "empty", "config", "texts", "nothing"):
+        options = ("-m", letters, "-n", "4", "--greedy", "--json")
+        named, piped = run("generate", text, *options), run("generate", *options, stdin=text)
+        assert named.exit_code == 0, named.stderr
+        assert json.loads(named.stdout)["tokens"] == json.loads(piped.stdout)["tokens"], text
+
+
+def test_a_long_text_is_not_looked_for_among_the_files(letters: str) -> None:
+    assert run("generate", "king " * 1000, "-m", letters, "--overflow", "slide", "-n", "2").exit_code == 0
+
+
+def test_a_prompt_of_several_arguments_is_told_of_quotes() -> None:
+    for name, what in (("generate", "prompt"), ("trace", "prompt"), ("tokenize", "text")):
+        result = run(name, "Once", "upon", "a", "time")
+        assert result.exit_code == 2
+        assert f"(upon a time). The {what} is one argument, so put it in quotes" in result.stderr
+    assert "in quotes" not in run("info", "gpt2", "gpt2").stderr

@@ -85,6 +85,19 @@ def check_model_folder(folder: Path) -> None:
         raise ModelError(f"{folder}: has no config.json, so it is not a model folder{_found_instead(folder)}")
 
 
+def check_no_model(path: Path) -> None:
+    """Raise ModelError, with what opens it, if the path is a model folder, or a file or folder of other weights."""
+    if path.is_file():
+        kind = recognise_file(path)
+        if kind is not None and kind.patterns:  # neither a web page nor an archive
+            check_model_folder(path)
+    elif (path / "config.json").is_file() and has_safetensors(path):
+        raise ModelError(f"{path}: is a model folder; open it with `-m {path}`")
+    elif recognise_folder(path):
+        check_model_folder(path)
+        weight_files(path)
+
+
 def weight_files(folder: Path) -> list[Path]:
     """The safetensors files of the model in ``folder``.
 

@@ -12,12 +12,12 @@ from mlxgen.weights.hub.converted import converted_model
 from mlxgen.weights.hub.names import BUNDLED, BUNDLED_FOLDER, repository_of, suggestion
 
 
-def resolve(name: str, revision: str | None = None, *, pickled: bool = False) -> Path:
+def resolve(name: str, revision: str | None = None, *, pickled: bool = False, weights: bool = True) -> Path:
     """The folder of the model called ``name``, which is downloaded from the hub if need be.
 
     revision: a branch, tag or commit on the hub. pickled: accept PyTorch's .bin files where there are no safetensors
-    (for converting; a model is never opened from them). Raises ModelError, or OptionError for a revision of a model
-    that is not on the hub.
+    (for converting; a model is never opened from them). weights: whether they are needed, or only the config and the
+    tokenizer. Raises ModelError, or OptionError for a revision of a model that is not on the hub.
     """
     name = str(name)
     folder = BUNDLED_FOLDER if name == BUNDLED else Path(name).expanduser()
@@ -44,7 +44,7 @@ def resolve(name: str, revision: str | None = None, *, pickled: bool = False) ->
         )
     from mlxgen.weights.hub.repository import download_model  # a local model needs none of it
 
-    return download_model(repo, revision, pickled=pickled)
+    return download_model(repo, revision, pickled=pickled, weights=weights)
 
 
 def source_of(name: str, revision: str | None, folder: Path) -> str:

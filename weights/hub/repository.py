@@ -37,10 +37,10 @@ class Listing:
     files: list[str]
 
 
-def download_model(repo: str, revision: str | None, *, pickled: bool) -> Path:
+def download_model(repo: str, revision: str | None, *, pickled: bool, weights: bool = True) -> Path:
     """The folder of the model ``repo`` in huggingface_hub's cache; only what is missing is downloaded.
 
-    pickled: see `resolve`. Where the hub cannot be reached, an earlier download will do. Raises ModelError.
+    pickled, weights: see `resolve`. Where the hub cannot be reached, an earlier download will do. Raises ModelError.
     """
     from huggingface_hub import errors
 
@@ -49,13 +49,15 @@ def download_model(repo: str, revision: str | None, *, pickled: bool) -> Path:
     except (errors.HFValidationError, errors.RevisionNotFoundError) as error:
         raise ModelError(explain_download(repo, revision, error)) from None
     except Exception as error:  # no network, no access, the hub is down
-        folder = _cached(repo, revision, pickled=pickled)
+        folder = _cached(repo, revision, pickled=pickled, weights=weights)
         if folder is None:
             raise ModelError(explain_download(repo, revision, error) + _other_revisions(repo)) from None
         return folder
     files = needed_files(listing.files, pickled=pickled)
     where = f"{repo} (revision {revision})" if revision else repo
     _check_listing(repo, where, files, listing.files)
+    if not weights:
+        files = [file for file in files if _matches(file, SMALL_FILES)]
     try:
         # The config first: a model that cannot be opened is refused before its weights are downloaded.
         read_config(_download(repo, revision, listing, ["config.json"]))
@@ -154,7 +156,7 @@ def _other_revisions(repo: str) -> str:
     return f". The cache has another revision: {', '.join(names[:3])}" if names else ""
 
 
-def _cached(repo: str, revision: str | None, *, pickled: bool) -> Path | None:
+def _cached(repo: str, revision: str | None, *, pickled: bool, weights: bool) -> Path | None:
     """The folder of an earlier download, or None. Raises ModelError for an incomplete one."""
     from huggingface_hub import try_to_load_from_cache
 
@@ -162,7 +164,7 @@ def _cached(repo: str, revision: str | None, *, pickled: bool) -> Path | None:
     if not isinstance(found, str):
         return None
     folder = Path(found).parent
-    if pickled and has_torch_weights(folder):
+    if not weights or (pickled and has_torch_weights(folder)):
         return folder
     try:
         weight_files(folder)
