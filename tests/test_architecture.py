@@ -54,8 +54,8 @@ HOUSE = {
                           main
                         commands
                   chat | jsonl | bench
-             options progress trace_view
-              settings output prompt
+        options progress trace_view compare_view
+        completion settings output prompt
                       wrap
     """,
 }

@@ -1,30 +1,41 @@
-"""A trace as one self-contained HTML page, which needs no network and no other file."""
+"""A trace, or two side by side, as one self-contained HTML page, which needs no network and no other file."""
 
 from __future__ import annotations
 
 import html
 import json
 import math
+from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
 from string import Template
 from typing import Any
 
+from mlxgen.tracing.parting import parting
 from mlxgen.tracing.record import Token, Trace, TracedStep
 
-PARTS = ("page.css", "rules.js", "page.js", "words.js", "stages.js")
+PARTS = ("page.css", "rules.js", "view.js", "words.js", "stages.js", "heads.js", "page.js")
 
 
-def page(trace: Trace) -> str:
-    """The page as HTML text. Texts from the trace are embedded as data, never as markup."""
+def page(trace: Trace, other: Trace | None = None) -> str:
+    """The page as HTML text. Texts from the trace are embedded as data, never as markup.
+
+    other: a trace of the same prompt, to show both side by side. Raises OptionError if its prompt differs.
+    """
     folder = files("mlxgen.tracing") / "page_assets"
     template, *parts = ((folder / name).read_text(encoding="utf-8") for name in ("template.html", *PARTS))
     prompt = trace.prompt if isinstance(trace.prompt, str) else f"{len(trace.prompt)} token ids"
     return Template(template).substitute(
         {name.replace(".", "_"): part for name, part in zip(PARTS, parts, strict=True)},
         title=html.escape(f"{_short(prompt)} – mlxgen trace"),
-        data=_in_script(page_data(trace)),
+        data=_in_script(page_data(trace) if other is None else pair_data(trace, other)),
     )
+
+
+def pair_data(first: Trace, second: Trace) -> dict[str, Any]:
+    """Two traces as data for the page, and where they part."""
+    place = parting(first, second)
+    return {"runs": [page_data(first), page_data(second)], "parting": None if place is None else asdict(place)}
 
 
 def page_data(trace: Trace) -> dict[str, Any]:

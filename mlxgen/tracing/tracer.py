@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 
 from mlxgen.errors import OptionError, check_whole
 from mlxgen.generation.answer import answer
@@ -16,10 +16,11 @@ from mlxgen.model import Model
 from mlxgen.tracing.notebook import NotebookTrace
 from mlxgen.tracing.observer import Observation, TraceObserver
 from mlxgen.tracing.record import Chosen, GreedyPath, Seconds, Trace, TracedStep
-from mlxgen.tracing.statistics import token_text, traced_token
+from mlxgen.tracing.statistics import traced_token
 
 STEPS = 20
 TOP = 200  # candidates kept by each step; the others are summarized
+Heads = Iterable[tuple[int, int]] | Literal["all"]  # (layer, head) pairs, counted from 0
 
 
 def trace(
@@ -28,7 +29,7 @@ def trace(
     steps: int = STEPS,
     *,
     lens: bool = False,
-    attention: Iterable[tuple[int, int]] = (),
+    attention: Heads = (),
     candidates: int = TOP,
     greedy_path: bool = True,
     **options: Unpack[Options],
@@ -36,8 +37,9 @@ def trace(
     """Generate up to `steps` tokens and record how each was chosen. The options and the text are those of generate().
 
     lens: also record what each layer would predict at the newest position. attention: (layer, head) pairs, counted from
-    0, whose attention at the newest position is recorded. candidates: how many of the highest logits each step keeps.
-    greedy_path: also generate the greedy answer to the same prompt, for comparison. Raises the errors of stream().
+    0, or "all": the heads whose attention at the newest position is recorded. candidates: how many of the highest
+    logits each step keeps. greedy_path: also generate the greedy answer to the same prompt, for comparison. Raises the
+    errors of stream().
     """
     if "max_tokens" in options:
         raise OptionError("trace() takes steps=, not max_tokens=")
@@ -54,7 +56,7 @@ def trace_request(
     prompt: str | Sequence[int],
     *,
     lens: bool = False,
-    attention: Iterable[tuple[int, int]] = (),
+    attention: Heads = (),
     candidates: int = TOP,
     greedy_path: bool = True,
 ) -> Trace:
@@ -100,8 +102,12 @@ def trace_request(
     )
 
 
-def checked_heads(model: Model, attention: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+def checked_heads(model: Model, attention: Heads) -> list[tuple[int, int]]:
     """The (layer, head) pairs, sorted and without duplicates. Raises OptionError for one that the model lacks."""
+    if isinstance(attention, str):
+        if attention != "all":
+            raise OptionError(f'attention must be "all" or (layer, head) pairs, not {attention!r}')
+        return [(layer, head) for layer in range(model.config.n_layer) for head in range(model.config.n_head)]
     heads = sorted(set(attention))
     for layer, head in heads:
         if not (0 <= layer < model.config.n_layer and 0 <= head < model.config.n_head):
@@ -139,7 +145,7 @@ def _step(model: Model, step: Step, seen: Observation, seconds: Seconds, total: 
         random=seen.random,
         chosen=Chosen(
             step.token,
-            token_text(model.tokenizer, step.token),
+            model.tokenizer.token_text(step.token),
             candidate.probability,
             step.logprob,
             seen.rule_probability,
@@ -155,4 +161,4 @@ def _step(model: Model, step: Step, seen: Observation, seconds: Seconds, total: 
 
 def _greedy_path(model: Model, request: Request) -> GreedyPath:
     greedy = answer(model, request.changed(temperature=0.0, progress=None)).finish()
-    return GreedyPath(greedy.tokens, [token_text(model.tokenizer, token) for token in greedy.tokens], greedy.logprobs)
+    return GreedyPath(greedy.tokens, [model.tokenizer.token_text(token) for token in greedy.tokens], greedy.logprobs)

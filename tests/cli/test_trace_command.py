@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 import mlxgen
 from mlxgen.cli.main import main
-from mlxgen.cli.trace_view import visible
+from mlxgen.cli.output import visible
 
 from ..support.models import tiny_gpt2
 

@@ -11,7 +11,7 @@ function buildText() {
   steps.forEach((step, i) => {
     const token = step.chosen.token;
     const button = el("button", { type: "button", class: "token", "data-step": i, "aria-label": `Step ${i + 1}: ${spoken(token)}`, title: `step ${i + 1}, token ${token}, ${percent(step.chosen.probability)}` }, shown(token));
-    button.addEventListener("click", () => show(i));
+    button.addEventListener("click", () => go(i));
     box.append(...chance(token), button, ...breaks(token));
   });
 }
@@ -21,7 +21,7 @@ const chance = (token) => (/^\s/.test(text(token)) ? [el("wbr")] : []);
 const breaks = (token) => (text(token).includes("\n") ? [el("br")] : []);
 
 function markText() {
-  document.querySelectorAll("#tokens button").forEach((button, i) => {
+  $("tokens").querySelectorAll("button").forEach((button, i) => {
     button.classList.toggle("later", i > at);
     if (i === at) {
       button.setAttribute("aria-current", "step");
@@ -78,8 +78,8 @@ function renderNetwork(step) {
   const legend = [["pinned", "pinned"], ["held", "held"], ["new", "new in this step"], ["dropped", "dropped"]]
     .filter(([kind]) => has(kind)).map(([kind, words]) => keyed(kind, words));
   const told = [
-    cache.slid ? el("p", { class: "notice", id: "slid" }, `The table of ${count(trace.n_positions)} positions was full: the context slid. The cache was rebuilt from tokens ${spans(cache.held)}.`) : null,
-    cache.dropped.length ? el("p", { id: "dropped" }, `The cache holds tokens ${spans(cache.held)}${cache.pinned ? `, of which the first ${cache.pinned} are pinned` : ""}. Dropped: ${spans(cache.dropped)}. The model no longer sees them.`) : null,
+    cache.slid ? el("p", { class: "notice", id: `slid${suffix}` }, `The table of ${count(trace.n_positions)} positions was full: the context slid. The cache was rebuilt from tokens ${spans(cache.held)}.`) : null,
+    cache.dropped.length ? el("p", { id: `dropped${suffix}` }, `The cache holds tokens ${spans(cache.held)}${cache.pinned ? `, of which the first ${cache.pinned} are pinned` : ""}. Dropped: ${spans(cache.dropped)}. The model no longer sees them.`) : null,
   ];
   fill("cache", el("h3", {}, "The cache, along the context"),
     el("div", { class: "strip", role: "img", "aria-label": `Of ${tokens(step.context)} the cache holds ${count(cache.after)}${cache.dropped.length ? `; dropped are ${spans(cache.dropped)}` : ""}` },
@@ -100,23 +100,6 @@ function renderLens(step) {
       el("td", {}, shown(token)), el("td", {}, bar(p)), el("td", {}, percent(p)), el("td", {}, String(layer))));
   return fill("lens", el("h3", {}, "Logit lens: what each layer would choose if it were the last"),
     el("table", {}, el("thead", {}, el("tr", {}, ["Token", "", "Probability", "Layer"].map((name, i) => el("th", { scope: "col", class: i === 1 ? "wide" : "" }, name)))), el("tbody", {}, rows)));
-}
-
-let lookedAt = 0;
-
-function renderAttention(step) {
-  if (!step.attention.length) return fill("attention");
-  lookedAt = Math.min(lookedAt, step.attention.length - 1);
-  const [, , weights] = step.attention[lookedAt];
-  const heads = el("select", { id: "head" }, step.attention.map(([layer, head], i) => el("option", { value: i, selected: i === lookedAt }, `layer ${layer}, head ${head}`)));
-  heads.addEventListener("change", () => { lookedAt = Number(heads.value); renderAttention(steps[at]); $("head").focus(); });
-  const held = step.cache.held.flatMap(([a, b]) => Array.from({ length: b - a }, (_, i) => a + i));
-  const most = Math.max(...weights, 1);
-  const order = held.map((_, i) => i).sort((a, b) => weights[b] - weights[a]).slice(0, 60).sort((a, b) => a - b);
-  return fill("attention", el("h3", {}, el("label", { for: "head" }, "Attention of the newest token: "), heads),
-    el("div", { class: "chips" }, order.map((i) =>
-      el("span", { class: "chip", title: `token ${held[i]}`, style: `background: color-mix(in srgb, var(--soft) ${Math.round((100 * weights[i]) / most)}%, transparent)` },
-        el("span", {}, shown(everything[held[i]])), el("small", { style: "color: inherit" }, `${(weights[i] / 10).toFixed(1)}%`)))));
 }
 
 const bar = (p, kind = "hard") => el("div", { class: "bars", "aria-hidden": "true" }, el("i", { class: kind, style: `width: ${100 * p}%; inset-block: 0.15rem` }));
@@ -205,7 +188,7 @@ function describe(step, result, model, i) {
   const number = step.ids[i] === step.chosen.token ? `rank ${count(step.chosen.rank)}` : `number ${i + 1}`;
   fill("detail", quoted(step.ids[i]), step.ids[i] === step.chosen.token ? " (chosen)" : "",
     ` id ${step.ids[i]}: logit ${signed((step.raw ?? step.logits)[i], 3)}${adjusted}; ${number} of ${count(trace.vocab_size)}; model ${percent(model[i])}${tempered}; ${fate}.`);
-  document.querySelectorAll("#candidates tbody tr").forEach((row) => row.classList.toggle("shown", Number(row.dataset.token) === step.ids[i]));
+  $("candidates").querySelectorAll("tbody tr").forEach((row) => row.classList.toggle("shown", Number(row.dataset.token) === step.ids[i]));
 }
 
 function renderDraw(step, result) {
