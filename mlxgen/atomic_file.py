@@ -11,7 +11,6 @@ import fcntl
 import glob
 import os
 import re
-import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -69,7 +68,7 @@ def remove_leftovers(path: Path) -> None:
 def _locked_part(path: Path) -> tuple[Path, int]:
     """Create a file beside ``path``; returns its path and its locked descriptor."""
     while True:
-        part = path.with_name(f".{path.stem}.{secrets.token_hex(4)}.part{path.suffix}")
+        part = path.with_name(f".{path.stem}.{os.urandom(4).hex()}.part{path.suffix}")
         descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
         # Until it is locked, another process may remove the file as a leftover.
         if _is_locked(descriptor) and part.exists():

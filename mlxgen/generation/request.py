@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import random
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, TypedDict, Unpack, cast
@@ -173,7 +173,7 @@ def check_options(**options: Unpack[Options]) -> Request:
 def checked_seed(seed: int | None) -> int:
     """The seed, or a new one for None. Raises OptionError unless it is a whole number from 0 to 2^63 - 1."""
     if seed is None:
-        return secrets.randbits(32)
+        return int.from_bytes(os.urandom(4))
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
         raise OptionError(f"seed must be a whole number from 0 to 2^63 - 1, not {seed!r}")
     return seed

@@ -9,7 +9,6 @@ from typing import Literal
 
 import mlx.core as mx
 
-from mlxgen.generation.notebook import answer_html
 from mlxgen.generation.request import Request
 from mlxgen.text.excerpt import excerpt
 
@@ -95,6 +94,8 @@ class Generation:
         """For notebooks: the text, with each token's probability and candidates on hover."""
         prompt = self.prompt if isinstance(self.prompt, str) else ""
         notes = ["\n".join(f"  {c.text!r} {100 * c.probability:.3g} %" for c in row) for row in self.candidates]
+        from mlxgen.generation.notebook import answer_html
+
         return answer_html(prompt, self.pieces, self.logprobs, [f"\n{note}" for note in notes])
 
     @property
