@@ -24,6 +24,7 @@ COMMANDS = {
     "convert": "Convert a GPT-2 checkpoint to an MLX folder.",
     "batch": "Answer many prompts at once.",
     "score": "Score how likely a text is.",
+    "eval": "Run benchmarks with lm-evaluation-harness.",
     "tokenize": "Show the tokens of a text and their ids.",
     "info": "Show a model's layers, parameters, memory and tokenizer.",
     "bench": "Measure tokens per second and memory, alone or against other libraries.",

@@ -46,14 +46,21 @@ if TYPE_CHECKING:
     from mlxgen.network.cache import RotatingKVCache as RotatingKVCache
     from mlxgen.network.config import GPT2Config as GPT2Config
     from mlxgen.network.decoder import GPT2 as GPT2
+    from mlxgen.ranked_choices import Accuracy as Accuracy
+    from mlxgen.ranked_choices import RankedChoices as RankedChoices
+    from mlxgen.ranked_choices import accuracy as accuracy
+    from mlxgen.ranked_choices import rank_choices as rank_choices
     from mlxgen.sampling.samplers import Sampling as Sampling
     from mlxgen.scoring import Score as Score
+    from mlxgen.scoring import ScoreTotal as ScoreTotal
     from mlxgen.scoring import score as score
+    from mlxgen.scoring import sum_scores as sum_scores
     from mlxgen.tracing.record import Trace as Trace
     from mlxgen.tracing.tracer import trace as trace
 
 # public name -> the module that defines it; the imports above are the same for type checkers
 _DEFINED_IN = {
+    "Accuracy": "ranked_choices",
     "Answer": "generation.answer",
     "BatchGeneration": "generation.batching",
     "Candidate": "generation.results",
@@ -69,18 +76,23 @@ _DEFINED_IN = {
     "OptionError": "errors",
     "Options": "generation.request",
     "Prompt": "generation.batching",
+    "RankedChoices": "ranked_choices",
     "Request": "generation.request",
     "RotatingKVCache": "network.cache",
     "Sampling": "sampling.samplers",
     "Score": "scoring",
+    "ScoreTotal": "scoring",
     "Session": "generation.session",
     "Step": "generation.results",
     "Trace": "tracing.record",
+    "accuracy": "ranked_choices",
     "batch": "generation.batching",
     "generate": "generation.answer",
     "load": "model",
+    "rank_choices": "ranked_choices",
     "score": "scoring",
     "stream": "generation.answer",
+    "sum_scores": "scoring",
     "trace": "tracing.tracer",
 }
 

@@ -7,7 +7,7 @@ distribution predicted at the position before it. Nothing is sampled.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -21,6 +21,43 @@ from mlxgen.sampling.softmax import log_softmax
 from mlxgen.text.excerpt import excerpt
 
 HEAD_CHUNK = 256  # positions whose logits are in memory at a time: 50 MB for GPT-2's vocabulary in float32
+
+NOT_FINITE = (
+    "the logits are not finite (NaN or infinite): the weights are damaged, or their type overflows; check the"
+    " checkpoint, or convert it with --dtype float32"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreTotal:
+    """How likely texts are together. Averages are over all their tokens or bytes, not over the averages of the texts.
+
+    texts: how many there are. n_scored: how many of their tokens have a log-probability. n_bytes: UTF-8 length of
+    these. total: log-probability of all texts, in nats.
+    """
+
+    texts: int
+    n_scored: int
+    n_bytes: int
+    total: float
+
+    @property
+    def loss(self) -> float:
+        """Cross-entropy: nats per scored token. NaN for none."""
+        return -self.total / self.n_scored if self.n_scored else math.nan
+
+    @property
+    def perplexity(self) -> float:
+        """exp(loss); infinite if that is too large for a float."""
+        try:
+            return math.exp(self.loss)
+        except OverflowError:
+            return math.inf
+
+    @property
+    def bits_per_byte(self) -> float:
+        """Bits per scored byte, comparable between models with different vocabularies. Infinite for no bytes."""
+        return -self.total / math.log(2) / self.n_bytes if self.n_bytes else math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,22 +92,24 @@ class Score:
         return math.fsum(logprob for logprob in self.logprobs if logprob is not None)
 
     @property
+    def sums(self) -> ScoreTotal:
+        """The text alone, as a total."""
+        return ScoreTotal(1, self.n_scored, self.n_bytes, self.total)
+
+    @property
     def loss(self) -> float:
         """Cross-entropy: nats per scored token."""
-        return -self.total / self.n_scored
+        return self.sums.loss
 
     @property
     def perplexity(self) -> float:
         """exp(loss); infinite if that is too large for a float."""
-        try:
-            return math.exp(self.loss)
-        except OverflowError:
-            return math.inf
+        return self.sums.perplexity
 
     @property
     def bits_per_byte(self) -> float:
         """Bits per scored byte, comparable between models with different vocabularies. Infinite for no bytes."""
-        return -self.total / math.log(2) / self.n_bytes if self.n_bytes else math.inf
+        return self.sums.bits_per_byte
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +159,7 @@ def score(
     stride = max(size // 2, 1) if stride is None else stride
     if isinstance(stride, bool) or not isinstance(stride, int) or not 1 <= stride <= size:
         raise OptionError(f"stride must be a whole number from 1 to the model's {size} positions, not {stride!r}")
-    tokens, before = encode_prompt(model, text), encode_prompt(model, context, begins=bos)
-    if not before and bos:
-        before = _start(model)
+    tokens, before = encode_prompt(model, text), context_tokens(model, context, bos=bos)
     if not tokens:
         raise OptionError("there is nothing to score: the text is empty")
     if len(before) + len(tokens) < 2:
@@ -130,6 +167,19 @@ def score(
             "a single token cannot be scored without a token before it; give a context, or use the start token"
         )
     logprobs, ranks = _score_tokens(model, before + tokens, len(before), stride, progress)
+    return make_score(model, text, tokens, logprobs, ranks)
+
+
+def context_tokens(model: Model, context: str | Sequence[int], *, bos: bool) -> list[int]:
+    """What the first scored token follows: the context, or without one the start token if `bos`. Raises OptionError."""
+    before = encode_prompt(model, context, begins=bos)
+    return before or (_start(model) if bos else [])
+
+
+def make_score(
+    model: Model, text: str | Sequence[int], tokens: list[int], logprobs: list[float | None], ranks: list[int | None]
+) -> Score:
+    """The score of a text, given as text or ids, whose tokens have been looked up."""
     shown = text if isinstance(text, str) else model.tokenizer.decode(tokens)
     if isinstance(text, str) and None not in logprobs:
         n_bytes = len(text.encode())
@@ -137,6 +187,17 @@ def score(
         scored = (token for token, logprob in zip(tokens, logprobs, strict=True) if logprob is not None)
         n_bytes = sum(map(model.tokenizer.token_bytes, scored))
     return Score(shown, tokens, logprobs, ranks, n_bytes)
+
+
+def sum_scores(scores: Iterable[Score | ScoreTotal]) -> ScoreTotal:
+    """The total of several texts: `loss`, `perplexity` and `bits_per_byte` over all their tokens."""
+    parts = [part.sums if isinstance(part, Score) else part for part in scores]
+    return ScoreTotal(
+        texts=sum(part.texts for part in parts),
+        n_scored=sum(part.n_scored for part in parts),
+        n_bytes=sum(part.n_bytes for part in parts),
+        total=math.fsum(part.total for part in parts),
+    )
 
 
 def _start(model: Model) -> list[int]:
@@ -165,21 +226,18 @@ def _score_tokens(
                 stop = min(start + HEAD_CHUNK, window.end)
                 at = start - window.begin - 1  # the position that predicts token `start`
                 logits = model.decoder.head(hidden[at : at + stop - start])
-                found, rank = _look_up(logits.astype(mx.float32), mx.array(tokens[start:stop]))
+                found, rank = look_up(logits.astype(mx.float32), mx.array(tokens[start:stop]))
                 logprobs[start:stop] = cast(list[float], found.tolist())
                 ranks[start:stop] = cast(list[int], rank.tolist())
             mx.clear_cache()
         if progress:
             progress(max(window.end - skip, 0), n - skip)
     if any(logprob is not None and not math.isfinite(logprob) for logprob in logprobs):
-        raise NumericError(
-            "the logits are not finite (NaN or infinite): the weights are damaged, or their type overflows; check the"
-            " checkpoint, or convert it with --dtype float32"
-        )
+        raise NumericError(NOT_FINITE)
     return logprobs[skip:], ranks[skip:]
 
 
-def _look_up(logits: mx.array, targets: mx.array) -> tuple[mx.array, mx.array]:
+def look_up(logits: mx.array, targets: mx.array) -> tuple[mx.array, mx.array]:
     """The log-probability and rank of each target (from 1, ties to the lower id): [L, V], [L] -> [L] each."""
     own = mx.take_along_axis(logits, targets[:, None], axis=-1)  # [L, 1]
     better = mx.sum(logits > own, axis=-1)

@@ -27,7 +27,10 @@ ROOT = Path(__file__).parent.parent
 HOUSE = {
     "mlxgen": """
                         __main__
+                         lm_eval
                   chat    |    tracing
+                     ranked_choices
+                     continuations
                         scoring
                        generation
                          model
@@ -53,6 +56,7 @@ HOUSE = {
     "mlxgen.cli": """
                           main
                         commands
+                      score_table
                   chat | jsonl | bench
         options progress trace_view compare_view
         completion settings output prompt

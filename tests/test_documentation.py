@@ -47,14 +47,16 @@ NOT_RUN = {
     "examples/endless.py 20000": "takes minutes",
     "examples/faster.py": "takes minutes",
     "examples/mac_check.py": "takes a minute; tests/examples runs it with smaller models",
+    "mlxgen eval": "downloads the data of its tasks; tests/test_lm_eval.py runs it on a local one",
     "mlx.launch": "starts processes that listen on ports; tests/cli/test_jsonl_processes.py runs it",
 }
 
 # What the pages get from the hub or have at home: tiny models, in folders of these names, which come before the hub's.
 MODELS = ("gpt2", "gpt2-xl", "distilgpt2", "dialogpt-medium", "my-model", "models/my-finetune")
 
-# Options in the text that are those of pip, mlx.launch or an example.
+# Options in the text that are those of pip, mlx.launch, an example or lm_eval.
 FOREIGN_OPTIONS = {"--hosts", "--hostfile", "--backend", "--over", "--without-pip", "--steps", "--compile", "--quick"}
+FOREIGN_OPTIONS |= {"--apply_chat_template", "--batch_size", "--gen_kwargs", "--model_args"}
 
 # Decimal numbers are compared to within this share, and not at all where they are measured.
 NUMBER = re.compile(r"-?\d[\d,]*\.\d+(?:e-?\d+)?")
@@ -213,12 +215,17 @@ def check_name(code: str) -> None:
     name = re.match(r"mlxgen ([a-z]+)", code)
     assert not name or name[1] in COMMANDS, f"there is no command {code}"
     options = option_names([name[1]] if name else list(COMMANDS)) | {"--help", "--version"} | FOREIGN_OPTIONS
-    for option in re.findall(r"(?<![\w-])--[a-z][a-z-]+", code):
+    for option in re.findall(r"(?<![\w-])--[a-z][a-z_-]+", code):
         assert option in options, f"there is no option {option} in {code}"
     public = re.match(r"mlxgen\.(\w+)", code)
-    assert not public or public[1] in mlxgen.__all__ or (ROOT / "mlxgen" / public[1]).exists(), f"there is no {code}"
+    assert not public or public[1] in mlxgen.__all__ or module(public[1]), f"there is no {code}"
     if re.fullmatch(r"(mlxgen|cli|tests|examples|docs)/[\w./-]*|weights/[\w/]+(\.py|/)", code):
         assert (ROOT / code).exists(), f"there is no {code}"
+
+
+def module(name: str) -> bool:
+    """Whether mlxgen has a module, or a room, of that name."""
+    return (ROOT / "mlxgen" / name).exists() or (ROOT / "mlxgen" / f"{name}.py").exists()
 
 
 def option_names(commands: list[str]) -> set[str]:

@@ -98,10 +98,11 @@ def test_what_is_imported_is_declared() -> None:
     import ast
 
     tables = project()["project"]
-    named = tables["dependencies"] + tables["optional-dependencies"]["torch"] + tables["optional-dependencies"]["plot"]
+    extras = tables["optional-dependencies"]
+    named = tables["dependencies"] + extras["torch"] + extras["plot"] + extras["eval"]
     known = {line.split(">")[0].split("=")[0].split("[")[0].replace("-", "_") for line in named}
-    # mlx-lm brings transformers, without which it does not work; ctranslate2 is compared with where it is there.
-    known |= {"mlxgen", "transformers", "ctranslate2", *sys.stdlib_module_names}
+    # mlx-lm brings transformers, lm-eval tqdm: they do not work without. ctranslate2 is compared with if it is there.
+    known |= {"mlxgen", "transformers", "tqdm", "ctranslate2", *sys.stdlib_module_names}
     for folder in ("mlxgen", "weights", "cli"):
         for file in (ROOT / folder).rglob("*.py"):
             for node in ast.walk(ast.parse(file.read_text())):

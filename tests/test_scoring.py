@@ -154,3 +154,19 @@ def test_perplexity_of_a_long_tale_by_the_bundled_model_is_that_of_transformers(
         assert ours.n_scored == count
         assert ours.perplexity == pytest.approx(perplexity, rel=1e-3)
         assert ours.perplexity < 100  # it has learned something
+
+
+def test_a_total_is_over_the_tokens_of_all_texts_and_no_average_of_averages(model: mlxgen.Model) -> None:
+    scores = [mlxgen.score(model, text) for text in ("ü", TEXT, "the king")]
+    logprobs = np.array([logprob for score in scores for logprob in score.logprobs], dtype=np.float64)
+    n_bytes = sum(len(text.encode()) for text in ("ü", TEXT, "the king"))
+    total = mlxgen.sum_scores(scores)
+    assert (total.texts, total.n_scored, total.n_bytes) == (3, len(logprobs), n_bytes)
+    assert total.total == pytest.approx(logprobs.sum())
+    assert total.loss == pytest.approx(-logprobs.mean())
+    assert total.perplexity == pytest.approx(np.exp(-logprobs.mean()))
+    assert total.bits_per_byte == pytest.approx(-logprobs.sum() / np.log(2) / n_bytes)
+    assert total.loss != pytest.approx(np.mean([score.loss for score in scores]))
+    parts = mlxgen.sum_scores([mlxgen.sum_scores(scores[:1]), *scores[1:]])
+    assert (parts.texts, parts.n_scored, parts.total) == (3, total.n_scored, pytest.approx(total.total))
+    assert math.isnan(mlxgen.sum_scores([]).loss)

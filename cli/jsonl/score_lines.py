@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import mlxgen
@@ -14,11 +15,13 @@ from mlxgen.errors import MlxgenError, OptionError
 
 if TYPE_CHECKING:
     from mlxgen.model import Model
+    from mlxgen.ranked_choices import RankedChoices
     from mlxgen.scoring import Score
 
-LINE_KEYS = ("text", "context", "choices", "id", "metadata")
+LINE_KEYS = ("text", "context", "prompt", "choices", "answer", "delimiter", "id", "metadata")
 RESULT_KEYS = (frozenset({"total"}), frozenset({"choices"}))  # of a text, of a list of choices
 SCORE_OPTIONS = ("context", "stride", "bos")  # keyword arguments of mlxgen.score
+ACCURACIES = ("acc", "acc_norm", "acc_bytes")
 
 
 def score_file(source: str, given: Mapping[str, Any], content: bytes | None = None) -> None:
@@ -31,15 +34,21 @@ def score_file(source: str, given: Mapping[str, Any], content: bytes | None = No
         model = open_model(given)
         return lambda lines, _ordered: _score_lines(model, lines, given)
 
+    options = (*SCORE_OPTIONS, "delimiter", "per_token", "model", "revision", "dtype")
     run_lines(
-        InputFile(source, format="jsonl", text_key="text", content=content),
+        input_of_lines(source, content),
         given["output"],
         prepare,
         overwrite=given["overwrite"],
         quiet=given["quiet"],
         result_keys=RESULT_KEYS,
-        options={name: given[name] for name in (*SCORE_OPTIONS, "per_token", "model", "revision", "dtype")},
+        options={name: given[name] for name in options},
     )
+
+
+def input_of_lines(source: str, content: bytes | None = None) -> InputFile:
+    """A JSONL file of texts and questions."""
+    return InputFile(source, format="jsonl", text_key="text", content=content)
 
 
 def score_entries(score: Score, *, per_token: bool) -> dict[str, Any]:
@@ -56,41 +65,88 @@ def score_entries(score: Score, *, per_token: bool) -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a line asks for: the score of a text, or a ranking of choices."""
+
+    text: str | list[int] | None
+    choices: list[str | list[int]]
+    answer: int | str | None
+    delimiter: str
+    options: dict[str, Any]  # of mlxgen.score
+
+    @property
+    def size(self) -> int:
+        """How many characters, or tokens, are scored."""
+        return sum(map(len, self.choices if self.text is None else [self.text]))
+
+    def score(self, model: Model) -> Score | RankedChoices:
+        """Raises MlxgenError."""
+        if self.text is not None:
+            return mlxgen.score(model, self.text, **self.options)
+        return mlxgen.rank_choices(
+            model, choices=self.choices, answer=self.answer, delimiter=self.delimiter, **self.options
+        )
+
+
+def read_line(line: InputLine, given: Mapping[str, Any]) -> Asked:
+    """Check what a line asks for. Raises its error, or OptionError."""
+    from mlxgen.ranked_choices import check_answer
+
+    asked = line.checked_entries(LINE_KEYS)
+    if ("text" in asked) == ("choices" in asked):
+        raise OptionError("a line needs either text or choices")
+    texts = asked["choices"] if "choices" in asked else [asked["text"]]
+    if not isinstance(texts, list) or not texts or not all(isinstance(text, str | list) for text in texts):
+        raise OptionError("text must be text or token ids, and choices a list of them")
+    if not all(texts):
+        raise OptionError("there is nothing to score: a text is empty")
+    if "context" in asked and "prompt" in asked:
+        raise OptionError("context and prompt are two names for the same thing; give one of them")
+    context = asked.get("context", asked.get("prompt", given["context"]))
+    if not isinstance(context, str | list):
+        raise OptionError("context must be text or token ids")
+    if "text" in asked and (extra := {"answer", "delimiter"} & set(asked)):
+        raise OptionError(f"{min(extra)} belongs to choices, and the line has none")
+    if not isinstance(delimiter := asked.get("delimiter", given["delimiter"]), str):
+        raise OptionError("delimiter must be text")
+    return Asked(
+        text=asked.get("text"),
+        choices=asked.get("choices", []),
+        answer=check_answer(texts, asked.get("answer")),
+        delimiter=delimiter,
+        options={name: given[name] for name in SCORE_OPTIONS} | {"context": context},
+    )
+
+
 def _score_lines(model: Model, lines: Iterable[InputLine], given: Mapping[str, Any]) -> Iterator[LineResult]:
     for number, line in enumerate(lines, start=1):
         if line.done:
             continue
         try:
-            entries, n_tokens = _score_line(model, line, given)
+            entries, n_tokens = _result(model, line, given)
         except MlxgenError as error:
             yield LineResult(line, {}, error, finished=number)
         else:
             yield LineResult(line, entries, tokens=n_tokens, finished=number)
 
 
-def _score_line(model: Model, line: InputLine, given: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
+def _result(model: Model, line: InputLine, given: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
     """The entries of a line's result, and how many tokens were scored."""
-    asked = line.checked_entries(LINE_KEYS)
-    if ("text" in asked) == ("choices" in asked):
-        raise OptionError("a line needs either text or choices")
-    texts = asked["choices"] if "choices" in asked else [asked["text"]]
-    options = {name: given[name] for name in SCORE_OPTIONS} | {"context": asked.get("context", given["context"])}
-    if not isinstance(texts, list) or not texts or not all(isinstance(text, str | list) for text in texts):
-        raise OptionError("text must be text or token ids, and choices a list of them")
-    if not isinstance(options["context"], str | list):
-        raise OptionError("context must be text or token ids")
-    scores = [mlxgen.score(model, text, **options) for text in texts]
-    results = [score_entries(score, per_token=given["per_token"]) for score in scores]
-    entries: dict[str, Any] = results[0] if "text" in asked else {"choices": results, **_rankings(scores)}
-    if "metadata" in asked:
-        entries["metadata"] = asked["metadata"]
+    found = read_line(line, given).score(model)
+    entries: dict[str, Any]
+    if isinstance(found, mlxgen.Score):
+        scores, entries = [found], score_entries(found, per_token=given["per_token"])
+    else:
+        scores = found.scores
+        entries = {
+            "choices": [score_entries(score, per_token=given["per_token"]) for score in scores],
+            "ranking": found.ranking,
+            "ranking_per_character": found.ranking_per_character,
+            "ranking_per_byte": found.ranking_per_byte,
+        }
+        if found.answer is not None:
+            entries |= {"answer": found.answer} | {name: getattr(found, name) for name in ACCURACIES}
+    if "metadata" in line.entries:
+        entries["metadata"] = line.entries["metadata"]
     return entries, sum(score.n_scored for score in scores)
-
-
-def _rankings(scores: list[Score]) -> dict[str, list[int]]:
-    """The numbers of the choices, the most likely first: by log-likelihood, and by that per byte."""
-    numbers = range(len(scores))
-    return {
-        "ranking": sorted(numbers, key=lambda at: -scores[at].total),
-        "ranking_per_byte": sorted(numbers, key=lambda at: scores[at].bits_per_byte),
-    }
