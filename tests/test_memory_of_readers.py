@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 import subprocess
 import sys
 import zipfile
@@ -20,11 +21,12 @@ from pathlib import Path
 import mlxgen
 from mlxgen.errors import MlxgenError
 from mlxgen.weights.conversion.characters import tokenizer_of
+from mlxgen.weights.sources.gguf import open_gguf
 from mlxgen.weights.sources.pytorch import read_pickle
 from mlxgen.weights.load import open_model
 model = open_model(sys.argv[2])
 read = {".pkl": lambda path: tokenizer_of(path, 100), ".pt": read_pickle,
-        ".safetensors": lambda path: mlxgen.Session.load(path, model)}
+        ".gguf": open_gguf, ".safetensors": lambda path: mlxgen.Session.load(path, model)}
 file = Path(sys.argv[1])
 if file.suffix == ".pt":
     import torch  # its own memory does not count
@@ -61,7 +63,15 @@ def crowded_header(folder: Path) -> Path:
     return file
 
 
-@pytest.mark.parametrize("trap", [memo, deflated, crowded_header], ids=lambda trap: trap.__name__)
+def crowded_list(folder: Path) -> Path:
+    count = 2_000_000
+    entry = b"\x15" + bytes(7) + b"tokenizer.ggml.tokens" + struct.pack("<IIQ", 9, 8, count) + bytes(8 * count)
+    file = folder / "tales.gguf"
+    file.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + entry)
+    return file
+
+
+@pytest.mark.parametrize("trap", [memo, deflated, crowded_header, crowded_list], ids=lambda trap: trap.__name__)
 def test_a_trap_takes_no_more_than_four_times_its_size(trap: Callable[[Path], Path], tmp_path: Path) -> None:
     file = trap(tmp_path)
     model = tiny_gpt2().write(tmp_path / "tiny")

@@ -6,6 +6,7 @@ import argparse
 import json
 import pickle
 import shutil
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from mlxgen.weights.sources.pytorch import read_pickle, state_dict
 
 from .support import hub as support_hub
 from .support import tensorflow_checkpoints
+from .support.gguf_files import write_gguf
 from .support.llmc import write_llmc
 from .support.models import published, tiny_gpt2
 from .support.mutations import mutations, refused_or_read
@@ -134,6 +136,18 @@ def test_vocabularies_in_pickles(tmp_path: Path, cases: Callable[[int], int], pr
     meta = {"stoi": {c: i for i, c in enumerate(characters)}, "itos": dict(enumerate(characters)), "vocab_size": 8}
     data = pickle.dumps(meta, protocol)
     assert refused_or_read(file, data, cases(300), lambda: tokenizer_of(file, 8)) > 0
+
+
+@pytest.mark.parametrize("type", ["F16", "Q8_0"])
+def test_gguf_files(tmp_path: Path, cases: Callable[[int], int], type: str) -> None:
+    file = tmp_path / "tales.gguf"
+    write_gguf(file, TINY, type)
+
+    def read() -> object:
+        with warnings.catch_warnings(action="error"):  # NumPy's, of numbers that overflow
+            return convert(file, tmp_path / "out", force=True)
+
+    assert refused_or_read(file, file.read_bytes(), cases(200), read) > 60
 
 
 def test_vocabularies_in_json(tmp_path: Path, cases: Callable[[int], int]) -> None:

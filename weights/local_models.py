@@ -9,6 +9,7 @@ from pathlib import Path
 from mlxgen.errors import MlxgenError, ModelError
 from mlxgen.network.config import GPT2Config, read_config
 from mlxgen.weights.files.model_folder import has_safetensors, has_torch_weights
+from mlxgen.weights.files.origin import Origin, read_origin
 from mlxgen.weights.files.replace_folder import foreign_content
 from mlxgen.weights.hub.converted import converted_folder, converted_model
 from mlxgen.weights.hub.names import ALIASES, BUNDLED, BUNDLED_FOLDER, repository_of, suggestion
@@ -24,6 +25,7 @@ class LocalModel:
     n_bytes: int  # on disk
     config: GPT2Config
     pickled: bool  # it has only PyTorch weights, and must be converted
+    origin: Origin | None = None  # what a converted model was made from, where its folder says it
 
     @property
     def aliases(self) -> list[str]:
@@ -69,7 +71,8 @@ def _in_folder(name: str, kind: str, folder: Path, n_bytes: int | None = None) -
         return None
     if n_bytes is None:
         n_bytes = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
-    return LocalModel(name, kind, folder, n_bytes, config, not openable)
+    origin = read_origin(folder) if kind == "converted" else None
+    return LocalModel(name, kind, folder, n_bytes, config, not openable, origin)
 
 
 def _cached() -> list[LocalModel]:

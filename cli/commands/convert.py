@@ -1,4 +1,4 @@
-"""`mlxgen convert`: from a GPT-2 checkpoint of any origin to an MLX folder."""
+"""`mlxgen convert`: from a GPT-2 checkpoint of any origin to a folder for MLX or transformers, or to a GGUF file."""
 
 from __future__ import annotations
 
@@ -21,9 +21,16 @@ if TYPE_CHECKING:
 @click.option(
     "-o",
     "--output",
-    metavar="DIR",
+    metavar="PATH",
     shell_complete=complete_folder,
-    help="Folder to write.  [default: one among those that `mlxgen models` lists]",
+    help="Folder or GGUF file to write.  [default: a folder among those that `mlxgen models` lists; a file here]",
+)
+@click.option(
+    "--to",
+    type=click.Choice(["mlx", "hf", "gguf"]),
+    default="mlx",
+    help="Format to write: a folder for MLX, a Hugging Face folder for transformers, or a GGUF file for llama.cpp.  "
+    "[default: mlx]",
 )
 @click.option(
     "--dtype",
@@ -52,7 +59,7 @@ if TYPE_CHECKING:
     help='A tokenizer for weights without one: a JSON file {"character": id, ...}, a tokenizer.json, a folder, '
     "or a hub id.",
 )
-@click.option("--force", is_flag=True, help="Replace the output folder if it holds a model.")
+@click.option("--force", is_flag=True, help="Replace the output folder if it holds a model, or the GGUF file.")
 @click.option("--verify", is_flag=True, help="Compare the logits and the perplexity of a text before and after.")
 @click.option("--upload", "repo", metavar="REPO", help="Upload the folder to the hub as REPO (owner/name).")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the summary.")
@@ -66,7 +73,7 @@ def convert(
     quiet: bool,
     **options: Any,
 ) -> None:
-    """Convert a GPT-2 checkpoint to a model folder that mlxgen and mlx-lm open.
+    """Convert a GPT-2 checkpoint to a model folder that mlxgen and mlx-lm open, or to other programs' formats.
 
     SOURCE is a hub id (owner/name), an alias such as gpt2, a model folder with safetensors or PyTorch weights, or a
     checkpoint of another program, whose format is detected automatically:
@@ -77,20 +84,24 @@ def convert(
     build-nanogpt          log/model_19072.pt
     minGPT                 a state dict with its config.json
     llm.c                  gpt2_124M.bin, model_00001000.bin
+    llama.cpp              gpt2.Q8_0.gguf
     Lightning, DeepSpeed   last.ckpt, checkpoint-500/
     any other program      a GPT-2 state dict (.pt, .bin, .safetensors), with --config
 
     A converted folder can be converted again. PyTorch files need the package torch; code in them is never run.
 
-    --json prints one object with these keys: source, kind, folder, name (for -m), chat_template (whether there is
-    one), n_parameters, bytes_before, bytes_after, dtype,
+    --json prints one object with these keys: source, kind, to, folder (or file), name (for -m), chat_template
+    (whether there is one), n_parameters, bytes_before, bytes_after, dtype,
     quantization (bits, group_size; or null), cache_bytes_per_token, tokenizer, warnings, verification (tokens,
     largest_difference, perplexity_before, perplexity_after; or null), uploaded (an address, or null).
     """
+    from mlxgen.errors import OptionError
     from mlxgen.weights.conversion import converter
     from mlxgen.weights.conversion.weight_format import GROUP_SIZE
     from mlxgen.weights.hub.upload import upload_folder
 
+    if repo is not None and options["to"] == "gguf":
+        raise OptionError("--upload is for folders; upload a GGUF file with `hf upload OWNER/NAME FILE`")
     bar = progress_bar("Converting", quiet=quiet)
     warn = bar.say if bar else say
     done = converter.convert(
@@ -113,7 +124,7 @@ def _summary(done: Conversion, address: str | None) -> list[tuple[str, str]]:
     packed = f", {q.bits} bits in groups of {q.group_size}" if q else ""
     lines = [
         ("source", f"{done.source} ({done.kind})"),
-        ("folder", str(done.folder)),
+        ("file" if done.to == "gguf" else "folder", str(done.folder)),
         ("parameters", f"{done.n_parameters:,}"),
         ("weights", f"{size(done.bytes_before)} before, {size(done.bytes_after)} after ({done.dtype}{packed})"),
         ("cache", f"{done.cache_bytes_per_token:,} bytes per token"),
@@ -126,7 +137,9 @@ def _summary(done: Conversion, address: str | None) -> list[tuple[str, str]]:
         lines.append(("perplexity", f"{v.perplexity_before:.3f} before, {v.perplexity_after:.3f} after"))
     if address is not None:
         lines.append(("uploaded", address))
-    if not done.chat_template:
+    if done.to == "mlx" and not done.chat_template:
         lines.append(("mlx-lm", "mlx_lm.chat needs a chat template, which this model lacks; use mlx_lm.generate"))
-    lines.append(("next", f'mlxgen generate -m {shlex.quote(done.name)} "Once upon a time"'))
+    use = "llama-completion -m" if done.to == "gguf" else "mlxgen generate -m"
+    ask = "-p " if done.to == "gguf" else ""
+    lines.append(("next", f'{use} {shlex.quote(done.name)} {ask}"Once upon a time"'))
     return lines

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
 import click
 
 from mlxgen.cli.completion import complete_converted
 from mlxgen.cli.output import say, size, write, write_json
 from mlxgen.errors import printable
+
+if TYPE_CHECKING:
+    from mlxgen.weights.files.origin import Origin
 
 MOST = 300  # characters of a name
 
@@ -15,14 +21,15 @@ MOST = 300  # characters of a name
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line instead of text.")
 @click.pass_context
 def models(ctx: click.Context, /, as_json: bool) -> None:
-    """List the GPT-2 models on this machine with their size on disk, and the aliases that can be downloaded.
+    """List the GPT-2 models on this machine with their size and origin, and the aliases that can be downloaded.
 
     Listed are the bundled model, those that `mlxgen convert` wrote to its own folder, and those in the hub's cache.
     The folder is $MLXGEN_HOME/models, by default in ~/Library/Application Support/mlxgen on macOS and in
     ~/.local/share/mlxgen elsewhere.
 
     --json prints one object per line with these keys: name, kind (bundled, converted, cached, alias), path, bytes (on
-    disk), n_parameters, quantized_bits, needs_convert, repo (of an alias). Keys that do not apply are null.
+    disk), n_parameters, quantized_bits, needs_convert, repo (of an alias), origin (what a converted model was made
+    from: kind, source, revision). Keys that do not apply are null.
     """
     if ctx.invoked_subcommand is not None:
         return
@@ -43,6 +50,7 @@ def models(ctx: click.Context, /, as_json: bool) -> None:
                 n_parameters=model.config.n_parameters,
                 quantized_bits=bits,
                 needs_convert=model.pickled,
+                origin=asdict(model.origin) if model.origin else None,
             )
         for alias, repo in absent.items():
             _object(name=alias, kind="alias", repo=repo)
@@ -53,6 +61,7 @@ def models(ctx: click.Context, /, as_json: bool) -> None:
         notes = [f"{model.config.n_parameters:,} parameters"]
         notes += [f"{quantization.bits} bits"] if quantization else []
         notes += [f"alias {alias}" for alias in model.aliases]
+        notes += [_made_from(model.origin)] if model.origin else []
         notes += [f"PyTorch weights: mlxgen convert {printable(model.name, MOST)}"] if model.pickled else []
         rows.append((printable(model.name, MOST), model.kind, size(model.n_bytes), ", ".join(notes)))
     widths = [max((len(row[column]) for row in rows), default=0) for column in range(3)]
@@ -65,6 +74,11 @@ def models(ctx: click.Context, /, as_json: bool) -> None:
             write(f"  {alias:<{longest}}  {repo}\n")
 
 
+def _made_from(origin: Origin) -> str:
+    """Such as "from openai-community/gpt2 (model folder)"."""
+    return f"from {printable(origin.source, MOST)} ({printable(origin.kind, MOST)})"
+
+
 @models.command()
 @click.argument("name", shell_complete=complete_converted)
 def rm(name: str) -> None:
@@ -74,7 +88,7 @@ def rm(name: str) -> None:
     say(f"Removed {remove_model(name)}")
 
 
-KEYS = ("name", "kind", "path", "bytes", "n_parameters", "quantized_bits", "needs_convert", "repo")
+KEYS = ("name", "kind", "path", "bytes", "n_parameters", "quantized_bits", "needs_convert", "repo", "origin")
 
 
 def _object(**known: object) -> None:

@@ -24,6 +24,7 @@ class Backend:
     splits_ideographs: bool = False  # whether every Chinese character is a word of its own, as with BERT
     find_unknown: FindUnknown | None = None  # None where every text has tokens
     special_ids: Callable[[], Collection[int]] = tuple  # tokens that stand for no text, such as an end token
+    describe: Callable[[], str] | None = None  # the tokenizers library's own description, its tokenizer.json
 
 
 def ids_before(plain: Sequence[int], marked: Sequence[int]) -> list[int]:

@@ -9,6 +9,7 @@ import operator
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from mlxgen.errors import ModelError, OptionError, reason_of
 from mlxgen.json_file import read_json
@@ -76,6 +77,10 @@ class Tokenizer:
         if self._backend.decoder.get("type") != "ByteLevel":
             return None
         return max(map(len, self._backend.vocabulary()), default=None)
+
+    def description(self) -> dict[str, Any] | None:
+        """The content of a tokenizer.json for this tokenizer; None for those of sentencepiece and transformers."""
+        return None if self._backend.describe is None else json.loads(self._backend.describe())
 
     @cached_property
     def _special_ids(self) -> frozenset[int]:

@@ -79,6 +79,7 @@ def _backend(
         splits_ideographs=splits_ideographs(library),
         find_unknown=unknown_finder(library),
         special_ids=lambda: added_specials(library),
+        describe=library.to_str,
     )
 
 

@@ -8,17 +8,31 @@ from pathlib import Path
 from typing import Any
 
 from mlxgen import __version__
+from mlxgen.weights.conversion.output_format import HF, MLX
 from mlxgen.weights.files.model_folder import LICENCE_FILES
 from mlxgen.weights.sources.checkpoint import Checkpoint
+
+GENERATE = '    mlxgen generate -m PATH "Once upon a time"\n'
+#: For each kind of folder: the library it is for, and commands that use it.
+PROGRAMS = {
+    MLX: ("MLX", f'{GENERATE}    mlx_lm.generate --model PATH --prompt "Once upon a time"\n'),
+    HF: ("transformers", f'{GENERATE}    transformers.AutoModelForCausalLM.from_pretrained("PATH")\n'),
+}
 
 KEPT = ("license", "license_name", "license_link", "language", "datasets", "base_model")
 
 
-def model_card(checkpoint: Checkpoint, name: str, changes: Sequence[str]) -> str:
-    """The text of README.md. changes: what the conversion did, in sentences."""
+def model_card(checkpoint: Checkpoint, name: str, changes: Sequence[str], to: str = MLX) -> str:
+    """The text of README.md. changes: what the conversion did, in sentences. to: for which programs the folder is."""
     meta = _metadata(checkpoint.folder)
     kept = {key: meta[key] for key in KEPT if meta.get(key)}
-    entries = {**kept, "library_name": "mlx", "pipeline_tag": "text-generation", "tags": ["mlx", "gpt2"]}
+    library, uses = PROGRAMS[to]
+    entries = {
+        **kept,
+        "library_name": library.lower(),
+        "pipeline_tag": "text-generation",
+        "tags": [library.lower(), "gpt2"],
+    }
     origin = checkpoint.path.name or str(checkpoint.path.resolve().name)
     if checkpoint.repo is not None:
         entries["base_model"] = checkpoint.repo
@@ -32,15 +46,13 @@ def model_card(checkpoint: Checkpoint, name: str, changes: Sequence[str]) -> str
 
 # {name}
 
-A GPT-2 for MLX, converted from {origin} ({checkpoint.kind}) by mlxgen {__version__}.
+A GPT-2 for {library}, converted from {origin} ({checkpoint.kind}) by mlxgen {__version__}.
 
 {steps}
 
 Licence: {licence}.
 
-    mlxgen generate -m PATH "Once upon a time"
-    mlx_lm.generate --model PATH --prompt "Once upon a time"
-"""
+{uses}"""
 
 
 def licence_files(folder: Path) -> list[Path]:

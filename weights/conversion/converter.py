@@ -1,47 +1,56 @@
-"""Converting any GPT-2 checkpoint to a folder that mlxgen and mlx-lm both open."""
+"""Converting any GPT-2 checkpoint: to a folder that mlxgen and mlx-lm open, to one for transformers, or to GGUF."""
 
 from __future__ import annotations
 
 import errno
-import json
 import os
-import re
-import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from mlxgen.dtypes import BY_NAME
 from mlxgen.errors import MlxgenError, ModelError, reason_of
-from mlxgen.network.config import GPT2Config
+from mlxgen.network.config import GPT2Config, Quantization
 from mlxgen.reading import reading
-from mlxgen.text.tokenizer import Tokenizer, load_tokenizer
-from mlxgen.weights.conversion.card import licence_files, model_card
+from mlxgen.weights.conversion.card import model_card
+from mlxgen.weights.conversion.folder_output import check_space, write_model_folder
+from mlxgen.weights.conversion.gguf_file import check_gguf, gguf_tensors, gguf_type, model_entries
+from mlxgen.weights.conversion.gguf_output import tokenizer_of_files, write_gguf_file
+from mlxgen.weights.conversion.gguf_vocabulary import vocabulary_entries
+from mlxgen.weights.conversion.hf_folder import as_conv1d
+from mlxgen.weights.conversion.output_format import (
+    GGUF,
+    HF,
+    MLX,
+    check_file_free,
+    check_output_format,
+    default_output,
+    name_of,
+)
 from mlxgen.weights.conversion.plan import Warn, is_quantized, plan_tensors
-from mlxgen.weights.conversion.result import Conversion
+from mlxgen.weights.conversion.result import Conversion, Written
 from mlxgen.weights.conversion.tokenizer_choice import Files, choose_tokenizer
 from mlxgen.weights.conversion.verification import compare
 from mlxgen.weights.conversion.weight_format import GROUP_SIZE, WeightFormat, weight_format
-from mlxgen.weights.conversion.written_config import config_entries, mlx_lm_limits, with_start_and_end
+from mlxgen.weights.conversion.written_config import config_entries, mlx_lm_limits
 from mlxgen.weights.files.headers import main_dtype
 from mlxgen.weights.files.replace_folder import check_free, replacing_folder
-from mlxgen.weights.files.writer import WriteProgress, write_weights
-from mlxgen.weights.hub.converted import converted_folder, converted_model
+from mlxgen.weights.files.writer import WriteProgress
+from mlxgen.weights.hub.converted import converted_model
 from mlxgen.weights.hub.locate import naming_hidden_model
-from mlxgen.weights.hub.names import ALIASES, BUNDLED, BUNDLED_FOLDER
+from mlxgen.weights.hub.names import BUNDLED_FOLDER
 from mlxgen.weights.layouts import Layout, match
-from mlxgen.weights.parameters import decoder_weights
+from mlxgen.weights.parameters import DecoderWeights, decoder_weights
 from mlxgen.weights.sources.checkpoint import Checkpoint
 from mlxgen.weights.sources.detect import open_checkpoint
-
-SPARE_BYTES = 16 << 20  # room for the small files
-GENERIC_NAMES = ("ckpt", "model", "pytorch_model", "model.ckpt", "checkpoint", "mp_rank_00_model_states")
 
 
 def convert(
     source: str | Path,
     output: str | Path | None = None,
     *,
+    to: str = MLX,
     revision: str | None = None,
     config: str | Path | None = None,
     vocab: str | Path | None = None,
@@ -55,22 +64,24 @@ def convert(
     progress: WriteProgress | None = None,
     warn: Warn | None = None,
 ) -> Conversion:
-    """Convert a GPT-2 checkpoint to an MLX model folder.
+    """Convert a GPT-2 checkpoint to an MLX model folder, a Hugging Face folder or a GGUF file.
 
     source: a hub id, an alias, a folder (transformers', mlx-lm's or mlxgen's; OpenAI's release, or a fine-tune by
-    gpt-2-simple), or a file: nanoGPT's ckpt.pt, build-nanogpt's or llm.c's model, a TensorFlow checkpoint, minGPT's
-    state dict, or any other GPT-2 state dict. The format is detected automatically. output: the folder to write, by
-    default one in `converted_folder()`, named after the source and the new format. config: a config.json for weights
-    without one. vocab: a vocabulary or tokenizer for weights without one. dtype: "float32", "float16" or "bfloat16"; by
-    default as stored. quantize: 4 or 8 bits, with one scale for each group_size weights (32, 64, 128); keep_head leaves
-    the embeddings and the head unquantized. dequantize unpacks a quantized source. force replaces an existing model
-    folder. verify compares the source and the result on a text. progress is called with (tensors written, tensors in
-    all, name of the last), warn with each warning at once.
+    gpt-2-simple), or a file: GGUF, nanoGPT's ckpt.pt, build-nanogpt's or llm.c's model, a TensorFlow checkpoint,
+    minGPT's state dict, or any other GPT-2 state dict. The format is detected automatically. output: the folder to
+    write, by default one in `converted_folder()`, named after the source and the new format; for GGUF a file, by
+    default in the current folder. to: "mlx", "hf" (for transformers) or "gguf" (for llama.cpp). config: a config.json
+    for weights without one. vocab: a vocabulary or tokenizer for weights without one. dtype: "float32", "float16" or
+    "bfloat16"; by default as stored. quantize: 4 or 8 bits, with one scale for each group_size weights (32, 64, 128);
+    keep_head leaves the embeddings and the head unquantized. dequantize unpacks a quantized source. force replaces an
+    existing model folder or GGUF file. verify compares the source and the result on a text. progress is called with
+    (tensors written, tensors in all, name of the last), warn with each warning at once.
 
-    One parameter at a time is in memory. The folder is written beside its place and renamed into it.
+    One parameter at a time is in memory. The result is written beside its place and renamed into it.
     Raises OptionError for invalid options and MlxgenError (mostly ModelError) for what cannot be read or written.
     """
     target_format = weight_format(dtype, quantize, group_size, keep_head, dequantize)
+    check_output_format(to, target_format, output)
     warnings: list[str] = []
 
     def add_warning(warning: str) -> None:
@@ -79,91 +90,122 @@ def convert(
             warn(warning)
 
     source = str(source)
-    target = (
-        Path(output).expanduser() if output is not None else converted_folder() / default_name(source, target_format)
-    )
-    target = Path(os.path.normpath(target))  # without "..", so that its last part is its name
-    check_free(target, force=force)
+    target = None if output is None else Path(output).expanduser()
+    if target is None and to != GGUF:
+        target = default_output(source, to, target_format)
+    if target is not None:
+        target = _free(target, to, force=force)
     with naming_hidden_model(source), reading(source):
         checkpoint = open_checkpoint(source, revision=revision, config=None if config is None else Path(config))
-        _check_not_source(target, checkpoint)
         model_config, layout = _matched(checkpoint)
     weights = decoder_weights(model_config, layout, lambda part: checkpoint.tensors[part.name].read())
     model_config = weights.config
-    groups = plan_tensors(weights, target_format, add_warning)
+    if target is None:
+        target = _free(default_output(source, to, target_format, gguf_type(weights, target_format)), to, force=force)
+    _check_not_source(target, checkpoint)
+    with reading(checkpoint.folder if vocab is None else str(vocab)):
+        files, tokenizer = choose_tokenizer(checkpoint, model_config.vocab_size, None if vocab is None else str(vocab))
+    for note in (*layout.notes, *(mlx_lm_limits(model_config) if to == MLX else ())):
+        add_warning(note)
+    job = _Job(source, target, to, checkpoint, weights, files, tokenizer, target_format)
+    written = (_to_gguf if to == GGUF else _to_folder)(job, force, verify, progress, add_warning)
+    return Conversion(
+        source=source,
+        kind=checkpoint.kind,
+        to=to,
+        folder=target,
+        name=target.name if converted_model(target.name) == target else str(target),
+        chat_template=written.chat_template,
+        n_parameters=model_config.n_parameters,
+        bytes_before=layout.nbytes,
+        bytes_after=written.n_bytes,
+        dtype=written.dtype,
+        quantization=written.quantization,
+        cache_bytes_per_token=model_config.cache_bytes_per_token(BY_NAME[written.dtype].itemsize),
+        tokenizer=tokenizer,
+        assumed_activation=model_config.activation_function if checkpoint.activation_assumed else None,
+        warnings=tuple(warnings),
+        verification=written.verification,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A checkpoint, opened and matched, and what is to be made of it."""
+
+    source: str
+    target: Path
+    to: str
+    checkpoint: Checkpoint
+    weights: DecoderWeights
+    files: Files
+    tokenizer: str  # where it is from
+    target_format: WeightFormat
+
+
+def _to_folder(job: _Job, force: bool, verify: bool, progress: WriteProgress | None, warn: Warn) -> Written:
+    config, target_format = job.weights.config, job.target_format
+    if job.to == HF:
+        unpacked = plan_tensors(job.weights, replace(target_format, dequantize=True), warn)
+        groups = [as_conv1d(group) for group in unpacked]
+    else:
+        groups = plan_tensors(job.weights, target_format, warn)
     tensors = [tensor for group in groups for tensor in group.tensors.values()]
     n_bytes = sum(tensor.nbytes for tensor in tensors)
     stored_as = main_dtype(tensors).name
-    quantization = target_format.quantization or (model_config.quantization if is_quantized(groups) else None)
-    with reading(checkpoint.folder if vocab is None else str(vocab)):
-        files, tokenizer = choose_tokenizer(checkpoint, model_config.vocab_size, None if vocab is None else str(vocab))
-    for note in (*layout.notes, *mlx_lm_limits(model_config)):
-        add_warning(note)
-    entries = config_entries(checkpoint.entries, model_config, quantization, stored_as)
-    changes = _changes(target_format, stored_as, bool(layout.packed), tokenizer)
+    quantization = target_format.quantization or (config.quantization if is_quantized(groups) else None)
+    entries = config_entries(job.checkpoint.entries, config, quantization, stored_as)
+    changes = _changes(job, stored_as, is_quantized(groups))
+    card = model_card(job.checkpoint, job.target.absolute().name, changes, job.to)
     verification = None
+    with _explaining(job.target, n_bytes), replacing_folder(job.target, force=force) as folder:
+        check_space(folder, job.target, n_bytes)
+        written = write_model_folder(folder, job.to, job.checkpoint, entries, job.files, card, groups, progress)
+        if verify:
+            verification = compare(job.weights, folder)
+    return Written(n_bytes, stored_as, quantization, written.chat_template is not None, verification)
+
+
+def _to_gguf(job: _Job, force: bool, verify: bool, progress: WriteProgress | None, warn: Warn) -> Written:
+    config, target_format = job.weights.config, job.target_format
     try:
-        with replacing_folder(target, force=force) as folder:
-            _check_space(folder, target, n_bytes)
-            _write_json(folder / "config.json", entries)
-            _write_files(folder, files, checkpoint, model_card(checkpoint, target.absolute().name, changes))
-            checked = _check_tokenizer(folder, model_config.vocab_size)
-            template = checked.chat_template
-            _write_json(folder / "config.json", with_start_and_end(entries, checked))
-            write_weights(folder, groups, progress)
-            if verify:
-                verification = compare(weights, folder)
+        check_gguf(config)
+        tokenizer = tokenizer_of_files(job.files, job.checkpoint.entries, config.vocab_size)
+        vocabulary = vocabulary_entries(tokenizer, config.vocab_size)
+    except ModelError as error:
+        raise ModelError(f"{job.checkpoint.path}: {error}") from None
+    main = gguf_type(job.weights, target_format)
+    tensors = gguf_tensors(job.weights, main, keep_head=target_format.keep_head, warn=warn)
+    n_bytes = sum(tensor.nbytes for tensor in tensors)
+    metadata = model_entries(config, name_of(job.source), main) | vocabulary
+    source = (job.weights, tokenizer) if verify else None
+    with _explaining(job.target, n_bytes):
+        verification = write_gguf_file(job.target, metadata, tensors, progress, source)
+    dtype = {"F32": "float32", "BF16": "bfloat16"}.get(main, "float16")
+    quantization = Quantization(32, 8) if main == "Q8_0" else None
+    return Written(n_bytes, dtype, quantization, tokenizer.chat_template is not None, verification)
+
+
+@contextmanager
+def _explaining(target: Path, n_bytes: int) -> Iterator[None]:
+    """Turn an OSError into one line."""
+    try:
+        yield
     except OSError as error:
         reason = reason_of(error)
         if error.errno == errno.ENOSPC:
             reason = f"no space left for the model's {n_bytes / 1e9:.2f} GB"
         raise MlxgenError(f"{target}: could not be written ({reason}); nothing there was changed") from None
-    return Conversion(
-        source=source,
-        kind=checkpoint.kind,
-        folder=target,
-        name=target.name if converted_model(target.name) == target else str(target),
-        chat_template=template is not None,
-        n_parameters=model_config.n_parameters,
-        bytes_before=layout.nbytes,
-        bytes_after=n_bytes,
-        dtype=stored_as,
-        quantization=quantization,
-        cache_bytes_per_token=model_config.cache_bytes_per_token(BY_NAME[stored_as].itemsize),
-        tokenizer=tokenizer,
-        assumed_activation=model_config.activation_function if checkpoint.activation_assumed else None,
-        warnings=tuple(warnings),
-        verification=verification,
-    )
 
 
-def default_name(source: str, target_format: WeightFormat) -> str:
-    """The name of a conversion: the last part of the source's name, and the format, such as "gpt2-4bit".
-
-    A file with a generic name, such as ckpt.pt, is named after its folder. No name is one that already means a model,
-    or that of something in the current directory.
-    """
-    name = _name_of(source)
-    if target_format.quantization is not None or target_format.dequantize:
-        name = re.sub(r"-[48]bit$", "", name)  # the source's own format
-    if target_format.quantization is not None:
-        return f"{name}-{target_format.quantization.bits}bit"
-    if target_format.dtype is not None:
-        return f"{name}-{target_format.dtype.name}"
-    return f"{name}-mlx" if name == BUNDLED or name.lower() in ALIASES or Path(name).exists() else name
-
-
-def _name_of(source: str) -> str:
-    path = Path(source).expanduser()
-    index = Path(f"{path}.index")  # of a TensorFlow checkpoint, which is named without its suffix
-    path = index if index.is_file() and not path.exists() else path
-    if path.is_file():
-        name = path.absolute().parent.name if path.stem in GENERIC_NAMES else path.stem
-    elif path.is_dir():
-        name = path.resolve().name
+def _free(target: Path, to: str, *, force: bool) -> Path:
+    """The target without "..", so that its last part is its name, once it may be written."""
+    target = Path(os.path.normpath(target))
+    if to == GGUF:
+        check_file_free(target, force=force)
     else:
-        name = source.rstrip("/").rpartition("/")[2]
-    return name.lstrip(".") or "model"
+        check_free(target, force=force)
+    return target
 
 
 def _matched(checkpoint: Checkpoint) -> tuple[GPT2Config, Layout]:
@@ -186,51 +228,16 @@ def _check_not_source(target: Path, checkpoint: Checkpoint) -> None:
         raise MlxgenError(f"{target}: contains the source, so it is not replaced; choose another with --output")
 
 
-def _changes(target_format: WeightFormat, stored_as: str, was_packed: bool, tokenizer: str) -> list[str]:
+def _changes(job: _Job, stored_as: str, stays_packed: bool) -> list[str]:
     """What the conversion did, in sentences for the model card."""
-    changes = [f"Weights: {stored_as}, as [out, in]."]
-    if target_format.quantization is not None:
-        q = target_format.quantization
-        kept = "; the embeddings and the head are not quantized" if target_format.keep_head else ""
+    changes = [f"Weights: {stored_as}, as {'[in, out]' if job.to == HF else '[out, in]'}."]
+    quantization = job.target_format.quantization
+    if quantization is not None:
+        kept = "; the embeddings and the head are not quantized" if job.target_format.keep_head else ""
+        q = quantization
         changes.append(f"Quantized to {q.bits} bits, one scale and bias for each {q.group_size} weights{kept}.")
-    elif was_packed:
-        changes.append(
-            "Unpacked from a quantized model." if target_format.dequantize else "Quantized as the source is."
-        )
-    if tokenizer != "the source's":
-        changes.append(f"Tokenizer: {tokenizer}.")
+    elif job.weights.layout.packed:
+        changes.append("Quantized as the source is." if stays_packed else "Unpacked from a quantized model.")
+    if job.tokenizer != "the source's":
+        changes.append(f"Tokenizer: {job.tokenizer}.")
     return changes
-
-
-def _check_space(folder: Path, target: Path, n_bytes: int) -> None:
-    free = shutil.disk_usage(folder).free
-    if free < n_bytes + SPARE_BYTES:
-        raise MlxgenError(
-            f"{target}: not enough space: the model takes {n_bytes / 1e9:.2f} GB and {free / 1e9:.2f} GB are free; "
-            "choose another disk with --output"
-        )
-
-
-def _write_files(folder: Path, files: Files, checkpoint: Checkpoint, readme: str) -> None:
-    generation = checkpoint.folder / "generation_config.json"
-    copied: Files = {generation.name: generation} if generation.is_file() else {}
-    copied |= {path.name: path for path in licence_files(checkpoint.folder)}
-    for name, content in (copied | files).items():
-        if isinstance(content, bytes):
-            (folder / name).write_bytes(content)
-        else:
-            shutil.copyfile(content, folder / name)
-    (folder / "README.md").write_text(readme, encoding="utf-8")
-
-
-def _check_tokenizer(folder: Path, vocab_size: int) -> Tokenizer:
-    """The tokenizer. One that cannot be opened is refused, before the weights are written."""
-    try:
-        return load_tokenizer(folder, n_embeddings=vocab_size)
-    except ModelError as error:
-        message = str(error).replace(str(folder), "the source")
-        raise ModelError(f"{message}; give another tokenizer with --vocab") from None
-
-
-def _write_json(path: Path, entries: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(entries, indent=4) + "\n", encoding="utf-8")

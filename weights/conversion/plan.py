@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 
-from mlxgen.dtypes import BY_TAG, WEIGHT_TYPES, DType
+from mlxgen.dtypes import BY_TAG, FLOAT32, WEIGHT_TYPES, DType
 from mlxgen.errors import OptionError
 from mlxgen.network.config import Quantization
 from mlxgen.safetensors_header import TensorEntry
@@ -64,7 +64,10 @@ def _parameter(
         return _quantized_layer(weights, path, shape, dtype, quantization, warn)
 
     def compute() -> Sequence[mx.array]:
-        return [_cast(weights.unpacked(name), name, dtype, warn)]
+        exact = (
+            mx.float32 if dtype == FLOAT32 else None
+        )  # or packed numbers would be rounded to the type of their scales
+        return [cast(weights.unpacked(name, exact), name, dtype, warn)]
 
     return TensorGroup({name: TensorEntry(dtype.tag, shape)}, compute)
 
@@ -89,7 +92,7 @@ def _quantized_layer(
     }
 
     def compute() -> Sequence[mx.array]:
-        array = _cast(weights.unpacked(f"{path}.weight"), f"{path}.weight", dtype, warn)
+        array = cast(weights.unpacked(f"{path}.weight"), f"{path}.weight", dtype, warn)
         return mx.quantize(array, group_size=group_size, bits=bits)  # what nn.quantize stores
 
     return TensorGroup(tensors, compute)
@@ -106,12 +109,12 @@ def _packed_layer(weights: DecoderWeights, path: str, dtype: DType | None, warn:
             tensors[name] = TensorEntry(tag, source.tensor.shape)
 
     def compute() -> Sequence[mx.array]:
-        return [_cast(weights.stored(name), name, BY_TAG[entry.dtype], warn) for name, entry in tensors.items()]
+        return [cast(weights.stored(name), name, BY_TAG[entry.dtype], warn) for name, entry in tensors.items()]
 
     return TensorGroup(tensors, compute)
 
 
-def _cast(array: mx.array, name: str, dtype: DType, warn: Warn) -> mx.array:
+def cast(array: mx.array, name: str, dtype: DType, warn: Warn) -> mx.array:
     """The array in its new type, with a warning where it contains NaN or infinities."""
     cast = mx.contiguous(array.astype(dtype.mlx))
     if dtype in WEIGHT_TYPES and not mx.isfinite(cast).all().item():

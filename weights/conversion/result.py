@@ -11,13 +11,25 @@ from mlxgen.weights.conversion.verification import Verification
 
 
 @dataclass(frozen=True, slots=True)
+class Written:
+    """What was written: bytes of its weights, their main type, and what `Conversion` says of the rest."""
+
+    n_bytes: int
+    dtype: str
+    quantization: Quantization | None
+    chat_template: bool
+    verification: Verification | None
+
+
+@dataclass(frozen=True, slots=True)
 class Conversion:
     """What was converted, and the result. Sizes are bytes of the weights alone."""
 
     source: str
     kind: str  # of checkpoint, in words
-    folder: Path
-    name: str  # by which mlxgen opens it
+    to: str  # "mlx", "hf" or "gguf"
+    folder: Path  # a file, if it is GGUF
+    name: str  # by which mlxgen opens it; GGUF has to be converted first
     chat_template: bool  # whether it has one, which mlx_lm.chat needs
     n_parameters: int
     bytes_before: int
@@ -37,6 +49,7 @@ class Conversion:
         names = ("source", "kind", "n_parameters", "bytes_before")
         return {
             **{name: getattr(self, name) for name in names},
+            "to": self.to,
             "folder": str(self.folder),
             "name": self.name,
             "chat_template": self.chat_template,

@@ -37,6 +37,8 @@ def choose_tokenizer(checkpoint: Checkpoint, vocab_size: int, vocab: str | None 
     """
     if vocab is not None:
         return _given(vocab, vocab_size)
+    if checkpoint.tokenizer is not None:
+        return {**checkpoint.tokenizer()}, "the source's"
     if files := _from_folder(checkpoint.folder):
         return files, "the source's"
     for file in _meta_files(checkpoint):

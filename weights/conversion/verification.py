@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,23 +45,30 @@ class Verification:
 
 
 def compare(weights: DecoderWeights, folder: Path) -> Verification:
-    """Compare the source's weights with the model folder made from them. Only one of the two is in memory at a time.
+    """Compare the source's weights with the model folder made from them. Raises ModelError."""
+    tokenizer = load_tokenizer(folder, n_embeddings=weights.config.vocab_size)
+    return compare_decoders(weights, tokenizer, lambda: open_decoder(folder), folder)
 
-    Raises ModelError.
+
+def compare_decoders(
+    weights: DecoderWeights, tokenizer: Tokenizer, result: Callable[[], GPT2], place: Path
+) -> Verification:
+    """Compare the source's weights with the result, which is opened last. Only one of the two is in memory at a time.
+
+    place: of the result, for errors. Raises ModelError.
     """
     config = weights.config
-    ids = _encoded(load_tokenizer(folder, n_embeddings=config.vocab_size))
-    ids = [token for token in ids if token < config.vocab_size][: min(MAX_TOKENS, config.n_positions)]
+    ids = [token for token in encoded(tokenizer) if token < config.vocab_size][: min(MAX_TOKENS, config.n_positions)]
     if len(ids) < 2:
-        raise ModelError(f"{folder}: its tokenizer cannot encode the text of --verify; convert without --verify")
+        raise ModelError(f"{place}: its tokenizer cannot encode the text of --verify; convert without --verify")
     tokens = mx.array(ids)
     before = _logits(build_decoder(weights, packed=False), tokens)
-    after = _logits(open_decoder(folder), tokens)
+    after = _logits(result(), tokens)
     difference = float(mx.abs(before - after).max())
     return Verification(len(ids), difference, _perplexity(before, tokens), _perplexity(after, tokens))
 
 
-def _encoded(tokenizer: Tokenizer) -> list[int]:
+def encoded(tokenizer: Tokenizer) -> list[int]:
     """The ids of the text or, where the vocabulary has no token for some of its characters, of the others."""
     try:
         return tokenizer.encode(TEXT)

@@ -17,6 +17,7 @@ TORCH_SINGLE = "pytorch_model.bin"
 TORCH_INDEX = "pytorch_model.bin.index.json"
 TORCH_WEIGHTS = (TORCH_SINGLE, TORCH_INDEX, "pytorch_model-*-of-*.bin")
 ADAPTER_CONFIG = "adapter_config.json"
+ORIGIN = "converted_from.json"  # see `origin`
 
 SENTENCEPIECE = ("tokenizer.model", "spiece.model", "spm.model", "sentencepiece.bpe.model")
 #: The tokenizer's files.
@@ -46,6 +47,7 @@ ALL_FILES = (
     TORCH_SINGLE,
     TORCH_INDEX,
     f"pytorch_model-{_DIGITS}-of-{_DIGITS}.bin",
+    ORIGIN,
     "chat_template.json",
     "encoder.json",
     "vocab.bpe",

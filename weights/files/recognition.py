@@ -26,6 +26,7 @@ OTHER_LLMC_FILES = {
     20240803: "a Llama checkpoint of llm.c",
 }
 TABLE_END = (0xDB4775248B80FB57).to_bytes(8, "little")  # of LevelDB's tables
+GGUF = "a GGUF file of llama.cpp"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +116,17 @@ KINDS = (
         opened_by_convert=True,
     ),
     Kind(
-        "a GGUF file of llama.cpp",
-        "convert the Hugging Face model that it was made from",
-        lambda path, first: first.startswith((b"GGUF", b"ggml", b"tjgg")) or path.suffix == ".gguf",
+        GGUF,
+        "convert it with `mlxgen convert {path}`",
+        lambda path, first: first.startswith(b"GGUF") or path.suffix == ".gguf",
         ("*.gguf", "*.bin"),
+        opened_by_convert=True,
+    ),
+    Kind(
+        "a file of llama.cpp from before GGUF",
+        "use a GGUF file, or the Hugging Face model that it was made from",
+        _begins(b"lmgg", b"fmgg", b"tjgg", b"algg"),
+        ("*.bin",),
     ),
     Kind(
         LLMC,

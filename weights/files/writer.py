@@ -31,8 +31,16 @@ class TensorGroup:
     compute: Callable[[], Sequence[mx.array]]
 
 
-def write_weights(folder: Path, groups: Sequence[TensorGroup], progress: WriteProgress | None = None) -> None:
-    """Write model.safetensors into ``folder``, or shards and an index if it would be too large. Raises OSError."""
+def write_weights(
+    folder: Path,
+    groups: Sequence[TensorGroup],
+    progress: WriteProgress | None = None,
+    metadata_format: str = "mlx",
+) -> None:
+    """Write model.safetensors into ``folder``, or shards and an index if it would be too large. Raises OSError.
+
+    metadata_format: what the files say of their layout; transformers expects "pt" or "mlx".
+    """
     shards = split_into_shards(groups, MAX_SHARD_BYTES)
     n_tensors = sum(len(shard) for shard in shards)
     count = len(shards)
@@ -41,7 +49,7 @@ def write_weights(folder: Path, groups: Sequence[TensorGroup], progress: WritePr
     written = 0
     for file_name, shard in zip(names, shards, strict=True):
         with (folder / file_name).open("wb") as file:
-            file.write(header(shard))
+            file.write(header(shard, metadata_format))
             for name, tensor in shard.items():
                 _write(file, name, tensor, next(arrays))
                 written += 1
@@ -70,9 +78,9 @@ def split_into_shards(groups: Iterable[TensorGroup], limit: int) -> list[dict[st
     return shards
 
 
-def header(tensors: Mapping[str, TensorEntry]) -> bytes:
+def header(tensors: Mapping[str, TensorEntry], metadata_format: str = "mlx") -> bytes:
     """A safetensors file up to its data: the length, and the JSON padded to eight bytes."""
-    entries: dict[str, object] = {"__metadata__": {"format": "mlx"}}
+    entries: dict[str, object] = {"__metadata__": {"format": metadata_format}}
     begin = 0
     for name, tensor in tensors.items():
         end = begin + tensor.nbytes

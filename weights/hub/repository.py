@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from mlxgen.errors import ModelError, reason_of
+from mlxgen.errors import ModelError, printable, reason_of
 from mlxgen.network.config import read_config
 from mlxgen.weights.files.model_folder import (
     ADAPTER_CONFIG,
@@ -132,6 +132,12 @@ def _listing(repo: str, revision: str | None) -> Listing:
 
 def _check_listing(repo: str, where: str, files: Sequence[str], all_files: Sequence[str]) -> None:
     """Refuse a repository without the needed files before anything is downloaded."""
+    weights = [file for file in all_files if file.endswith((".safetensors", ".bin", ".pt", ".gguf"))]
+    if weights and all(file.endswith(".gguf") for file in weights):
+        raise ModelError(
+            f"{where}: has only GGUF files; download one with `hf download {repo} {printable(weights[0])}`, "
+            "and convert it with `mlxgen convert FILE`"
+        )
     if "config.json" not in files:
         if ADAPTER_CONFIG in all_files:
             raise ModelError(

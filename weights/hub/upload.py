@@ -7,6 +7,7 @@ from pathlib import Path
 
 from mlxgen import __version__
 from mlxgen.errors import MlxgenError
+from mlxgen.weights.files.model_folder import ORIGIN
 from mlxgen.weights.hub.explain import explain_upload
 
 
@@ -21,9 +22,11 @@ def upload_folder(folder: Path, repo: str) -> str:
     try:
         api = huggingface_hub.HfApi(library_name="mlxgen", library_version=__version__)
         full = api.create_repo(repo, exist_ok=True).repo_id
-        api.upload_folder(repo_id=full, folder_path=folder, commit_message="Converted by mlxgen")
+        api.upload_folder(
+            repo_id=full, folder_path=folder, commit_message="Converted by mlxgen", ignore_patterns=[ORIGIN]
+        )
     except Exception as error:  # no network, no access, a bad name
-        again = shlex.join(["hf", "upload", repo, str(folder)])
+        again = shlex.join(["hf", "upload", repo, str(folder), "--exclude", ORIGIN])
         raise MlxgenError(
             f"the upload failed ({explain_upload(error)}); the model is in {folder}, and `{again}` tries again"
         ) from None

@@ -34,6 +34,9 @@ class Checkpoint:
     repo: str | None = None  # on the hub
     commit: str | None = None
     activation_assumed: bool = False  # a state dict does not record it
+    tokenizer: Callable[[], Mapping[str, bytes]] | None = (
+        None  # makes the files of one that is inside the weights' file
+    )
 
     @property
     def stored(self) -> dict[str, StoredTensor]:

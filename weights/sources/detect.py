@@ -24,19 +24,20 @@ from mlxgen.weights.files.model_folder import (
     indexed_files,
     weight_files,
 )
-from mlxgen.weights.files.recognition import LLMC, PYTORCH, TENSORFLOW, recognise_file
+from mlxgen.weights.files.recognition import GGUF, LLMC, PYTORCH, TENSORFLOW, recognise_file
 from mlxgen.weights.hub.converted import converted_model
 from mlxgen.weights.hub.locate import resolve
 from mlxgen.weights.hub.names import BUNDLED, repository_of
 from mlxgen.weights.sources.checkpoint import Checkpoint, LazyTensor
 from mlxgen.weights.sources.deepspeed import find_states, refuse_part
+from mlxgen.weights.sources.gguf import open_gguf
 from mlxgen.weights.sources.llmc import open_llmc
 from mlxgen.weights.sources.openai_release import find_checkpoint, open_release
 from mlxgen.weights.sources.pytorch import read_pickle, state_dict
 from mlxgen.weights.sources.state_dict import checkpoint_from_tensors, in_known_layout
 
 #: What opens a file that is neither safetensors nor PyTorch's, by its kind.
-READERS = {TENSORFLOW: open_release, LLMC: open_llmc}
+READERS = {TENSORFLOW: open_release, LLMC: open_llmc, GGUF: open_gguf}
 PICKLED_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 #: Files that training leaves beside the weights.
 NOT_WEIGHTS = ("training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state.pth", "optimizer.bin", "meta.pkl")
@@ -71,6 +72,8 @@ def _open_local_folder(folder: Path, config: Path | None) -> Checkpoint:
         if index := find_checkpoint(folder):
             return open_release(index, config)
         files = _pickled_files(folder)
+        if not files and (found := sorted(folder.glob("*.gguf"))):
+            return _open_file(_only(found), config)
         files = [path for path in files if path.name in ("ckpt.pt", "model.pt", "last.ckpt")] or files
         own = folder / "config.json"
         if files and (config or not own.is_file() or isinstance(read_json(own).get("model"), dict)):
@@ -103,7 +106,7 @@ def _open_model_folder(folder: Path, config: Path | None) -> Checkpoint:
 
 
 def _open_file(path: Path, config: Path | None) -> Checkpoint:
-    """One file of weights: nanoGPT's, minGPT's, or a state dict."""
+    """One file of weights: GGUF, nanoGPT's, minGPT's, or a state dict."""
     check_not_pointer(path)
     kind = recognise_file(path)
     if kind is not None and not kind.opened_by_convert:

@@ -91,7 +91,7 @@ def test_a_bad_source_is_told_in_one_line_with_status_1(tmp_path: Path, source: 
 
 
 def test_files_of_other_formats_are_named(tmp_path: Path) -> None:
-    for name, told in (("tf_model.h5", "TensorFlow"), ("model.gguf", "llama.cpp"), ("flax_model.msgpack", "Flax")):
+    for name, told in (("tf_model.h5", "TensorFlow"), ("flax_model.msgpack", "Flax")):
         (tmp_path / name).write_bytes(b"")
         with pytest.raises(MlxgenError, match=told):
             convert(tmp_path / name, tmp_path / "out")

@@ -41,7 +41,7 @@ def packed(path: Path) -> None:
 
 
 WRITERS: dict[str, tuple[str, Callable[[Path], object], str, str]] = {
-    "gguf": ("gpt2.bin", lambda p: p.write_bytes(b"GGUF\3\0\0\0"), "GGUF", "Hugging Face model"),
+    "before GGUF": ("gpt2.bin", lambda p: p.write_bytes(b"tjgg\3\0\0\0"), "from before GGUF", "Hugging Face model"),
     "llm.c": (
         "tokens.bin",
         lambda p: p.write_bytes(np.array([20240520, 1], "<i4").tobytes()),

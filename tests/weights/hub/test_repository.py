@@ -88,6 +88,8 @@ def test_repositories_that_hold_no_model(hub: Hub) -> None:
     hub.repos["someone/flax"] = {"config.json": CONFIG, "flax_model.msgpack": b""}
     assert "LoRA adapter" in refusal("someone/adapter")
     assert "no config.json" in refusal("someone/empty")
+    hub.repos["someone/llama"] = {"README.md": b"", "tales.Q8_0.gguf": b"GGUF"}
+    assert "`hf download someone/llama tales.Q8_0.gguf`" in refusal("someone/llama")
     assert "no weights" in refusal("someone/flax")
 
 
