@@ -44,8 +44,25 @@ class TokenBias(click.ParamType[tuple[int, float]]):
             self.fail(f"expected TOKEN=BIAS, such as 50256=-5, not {value!r}", param, ctx)
 
 
-class StopText(Utf8Text):
-    """A stop text. An environment variable holds one, spaces included."""
+class TokenIds(click.ParamType[tuple[int, ...]]):
+    """ID,ID,…: token ids."""
+
+    name = "ids"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        try:
+            return token_ids(value)
+        except ValueError:
+            self.fail(f"expected token ids such as 13,198, not {value!r}", param, ctx)
+
+
+def token_ids(text: Any) -> tuple[int, ...]:
+    """Token ids, separated by commas or spaces. Raises ValueError."""
+    return tuple(int(part) for part in text.replace(",", " ").split()) if isinstance(text, str) else tuple(text)
+
+
+class WholeText(Utf8Text):
+    """One of several texts. An environment variable holds one, spaces included."""
 
     def split_envvar_value(self, rv: str) -> list[str]:
         return [rv]
@@ -53,12 +70,12 @@ class StopText(Utf8Text):
 
 def _unescape(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
     if "" in values:
-        raise click.BadParameter("a stop text must not be empty", ctx, param)
+        raise click.BadParameter("the text must not be empty", ctx, param)
     return tuple(unescaped(value) for value in values)
 
 
 def unescaped(text: str) -> str:
-    """A stop text as it is meant: with line breaks for \\n."""
+    """A stop text or a banned text as it is meant: with line breaks for \\n."""
     return re.sub(r"\\[ntr\\]", lambda found: ESCAPES[found[0]], text)
 
 
@@ -131,6 +148,24 @@ SETTINGS = (
         help="Exclude tokens less than P times as probable as the most probable one.",
     ),
     _setting(
+        "--typical-p",
+        type=OrOff(click.FLOAT),
+        metavar="P|off",
+        help="Sample from the tokens whose surprise is closest to the expected one, whose probabilities add up to P.",
+    ),
+    _setting(
+        "--epsilon-cutoff",
+        type=OrOff(click.FLOAT),
+        metavar="P|off",
+        help="Exclude tokens with a probability below P.",
+    ),
+    _setting(
+        "--eta-cutoff",
+        type=OrOff(click.FLOAT),
+        metavar="P|off",
+        help="The same, with a lower limit where many tokens are possible.",
+    ),
+    _setting(
         "--greedy",
         per_line=False,
         in_chat=False,
@@ -166,6 +201,33 @@ SETTINGS = (
         help="Add BIAS to the logit of a token id; -inf bans the token. Repeatable.",
     ),
     _setting(
+        "--no-repeat-ngram",
+        type=OrOff(click.INT),
+        metavar="N|off",
+        help="Never repeat N tokens in a row that are already in the text.",
+    ),
+    _setting(
+        "--ban",
+        "bad_words",
+        type=WholeText(),
+        multiple=True,
+        callback=_unescape,
+        metavar="TEXT",
+        help="Never complete TEXT, also after a space. Repeatable.",
+    ),
+    _setting(
+        "--min-tokens",
+        type=click.IntRange(min=0),
+        metavar="N",
+        help="Choose no end token before N tokens.",
+    ),
+    _setting(
+        "--suppress-tokens",
+        type=OrOff(TokenIds()),
+        metavar="ID,ID,…",
+        help="Never choose these token ids.",
+    ),
+    _setting(
         "--seed",
         type=click.IntRange(0, MAX_SEED),
         metavar="N",
@@ -173,7 +235,7 @@ SETTINGS = (
     ),
     _setting(
         "--stop",
-        type=StopText(),
+        type=WholeText(),
         multiple=True,
         callback=_unescape,
         metavar="TEXT",

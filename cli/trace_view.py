@@ -15,7 +15,7 @@ from rich.text import Text
 
 from mlxgen.cli.output import count, escaped, size, visible
 from mlxgen.cli.wrap import terminal_width
-from mlxgen.tracing.record import RuleEffect, Span, Trace, TracedStep
+from mlxgen.tracing.record import BANS, RuleEffect, Span, Trace, TracedStep
 
 SHOWN_CONTEXT = 24  # newest tokens of the context that a step shows
 SHOWN_PINNED = 4  # pinned tokens shown before them
@@ -23,7 +23,16 @@ SHOWN_HEADS = 8  # attention heads that get a line each
 BAR_WIDTH = 22
 NARROW = 60  # columns below which a stage's text stands below its name
 COLUMNS = {"logit": 60, "model": 38, "temp": 60, "rules": 0, "bar": 78}  # of the candidates: from which width on
-CUTS = ("top_k", "top_p", "min_p")
+CUTS = ("top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
+SHORT = {  # rules in the column of the candidates; others have their own name
+    "no_repeat_ngram": "ngram",
+    "bad_words": "word",
+    "min_tokens": "end",
+    "suppress_tokens": "token",
+    "typical_p": "typ-p",
+    "epsilon_cutoff": "eps",
+    "eta_cutoff": "eta",
+}
 PINNED, DROPPED = "*", "×"  # after a token's id
 
 
@@ -46,7 +55,7 @@ def _print_step(console: Console, trace: Trace, step: TracedStep, candidates: in
     _print_stage(console, "1 Context", _context(trace, step))
     _print_stage(console, "2 Transformer", _network(trace, step))
     _print_stage(console, "3 Logits", Text(_logits(trace, step)))
-    _print_stage(console, "4 Sample", Text(_rules(step)))
+    _print_stage(console, "4 Sample", Text(_rules(step, trace.vocab_size)))
     console.print(Padding(_candidates(step, candidates, console.width), (0, 0, 0, 2)))
     _print_stage(console, "5 Append", _append(trace, step))
     console.print()
@@ -136,8 +145,9 @@ def _logits(trace: Trace, step: TracedStep) -> str:
     )
 
 
-def _rules(step: TracedStep) -> str:
-    effects = [_effect(rule) for rule in step.rules]
+def _rules(step: TracedStep, vocab_size: int) -> str:
+    before = [vocab_size, *(rule.kept for rule in step.rules)]
+    effects = [_effect(rule, there) for rule, there in zip(step.rules, before, strict=False)]
     cuts = [rule for rule in step.rules if rule.name in CUTS]
     if cuts:
         left = math.prod(rule.kept_probability for rule in cuts)
@@ -146,7 +156,8 @@ def _rules(step: TracedStep) -> str:
     return "\n".join([*effects, drawn + _time(step.seconds.sample)])
 
 
-def _effect(rule: RuleEffect) -> str:
+def _effect(rule: RuleEffect, before: int) -> str:
+    """The effect of a rule on so many tokens, in words."""
     if rule.name == "temperature":
         return f"temperature {rule.value:g} divides the logits"
     if rule.name == "greedy":
@@ -154,6 +165,10 @@ def _effect(rule: RuleEffect) -> str:
     if rule.name == "adjust":
         return f"penalties and bias leave {rule.kept:,} tokens"
     name = rule.name.replace("_", "-")
+    if rule.name in BANS:
+        value = "" if rule.value is None else f" {rule.value:g}"
+        gone = before - rule.kept
+        return f"{name}{value} bans {gone:,} token{'s' * (gone != 1)}, {percent(max(0.0, 1 - rule.kept_probability))}"
     share = (
         f"cumulative sum {rule.kept_probability:.4f}" if rule.name == "top_p" else f"{percent(rule.kept_probability)}"
     )
@@ -182,7 +197,7 @@ def _candidates(step: TracedStep, most: int, width: int) -> Table:
             "logit": f"{one.logit:.2f}",
             "model": percent(one.probability),
             "temp": percent(one.tempered) if tempered else "",
-            "rules": f"cut {one.cut_by.replace('_', '-')}" if one.cut_by else percent(one.rule_probability),
+            "rules": f"cut {_short(one.cut_by)}" if one.cut_by else percent(one.rule_probability),
             "bar": Bar(highest, 0, one.rule_probability, width=BAR_WIDTH, color="yellow" if chosen else "blue"),
         }
         table.add_row(
@@ -198,6 +213,10 @@ def _candidates(step: TracedStep, most: int, width: int) -> Table:
     others = {"model": model, "temp": temp if tempered else "", "rules": rules}
     table.add_row("", Text("all others"), *(others.get(name, "") for name in columns), style="dim")
     return table
+
+
+def _short(rule: str) -> str:
+    return SHORT.get(rule, rule.replace("_", "-"))
 
 
 def _append(trace: Trace, step: TracedStep) -> Text:

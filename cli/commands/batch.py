@@ -45,7 +45,8 @@ def batch(ctx: click.Context, /, source: str, **given: Any) -> None:
     """Answer every prompt in IN, a file or "-" for standard input, many at once.
 
     Each line of IN is a JSON string, or an object with prompt (text or token ids) and optionally id, max_tokens,
-    temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty, seed, stop, ignore_eos,
+    temperature, top_k, top_p, min_p, typical_p, epsilon_cutoff, eta_cutoff, repetition_penalty, presence_penalty,
+    frequency_penalty, no_repeat_ngram, bad_words (--ban), min_tokens, suppress_tokens, seed, stop, ignore_eos,
     num_samples, metadata. In a text file, each line is a prompt. The command's options apply to whatever a line
     leaves out.
 

@@ -81,6 +81,7 @@ def chat(ctx: click.Context, /, **given: Any) -> None:
     request = check_request(ctx, given)
     model = open_model(given)
     request = open_draft(given, request, model)
+    request.check_against(model)
     template = choose_template(model, given["template"])
     context, keep = request.context, given["keep"] or None
     if keep is None and context.max_kv_size:

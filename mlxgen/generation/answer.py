@@ -31,6 +31,7 @@ class Answer(Iterator[Step]):
             request.seed,
             context.tokens,
             context.model.config.vocab_size,
+            bans=request.bans(context.model),
             processors=request.logits_processors,
             candidates=request.logprobs,
             watch=partial(observer.after_choice, context) if observer else None,
@@ -103,8 +104,15 @@ def generate(model: Model, prompt: str | Sequence[int] = "", **options: Unpack[O
         top_k: sample from this many most probable tokens; 40. None: from all.
         top_p: sample from the smallest set of most probable tokens with this total probability.
         min_p: leave out tokens less than this many times as probable as the most probable one.
+        typical_p: sample from the tokens whose surprise is closest to the expected one, with this total probability.
+        epsilon_cutoff: leave out tokens with a smaller probability than this.
+        eta_cutoff: the same, with a smaller limit where many tokens are possible.
         repetition_penalty, presence_penalty, frequency_penalty: make tokens that are in the text less likely.
         logit_bias: a dict of token ids and numbers that are added to their logits; -inf bans a token.
+        no_repeat_ngram: so many tokens in a row never occur twice, prompt included.
+        bad_words: a text, or a list of texts and of lists of token ids, that must not be generated.
+        min_tokens: no end token before so many tokens.
+        suppress_tokens: token ids that are never chosen.
         logits_processors: functions (tokens [n], logits [1, V]) -> logits, called before all other rules.
         seed: the same seed gives the same text; None: a new one each time.
     Context and cache:

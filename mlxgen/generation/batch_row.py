@@ -27,6 +27,7 @@ class BatchRow:
             request.seed,
             context.tokens,
             context.model.config.vocab_size,
+            bans=request.bans(context.model),
             processors=request.logits_processors,
             candidates=request.logprobs,
         )

@@ -117,6 +117,7 @@ def outcomes(
         raise OptionError("progress is not available in a batch; count its answers instead")
     refuse_guesses(shared, NO_GUESSES)
     shared.context.check_table(model.config.n_positions)
+    shared.check_against(model)
     if batch_size is None:
         batch_size = fitting_batch_size(model, shared.context.max_kv_size)
     check_whole("batch_size", batch_size, 1)

@@ -12,7 +12,7 @@ So after a prompt of n tokens and m chosen tokens the cache holds n + m - 1 posi
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import mlx.core as mx
@@ -34,6 +34,7 @@ class Reader:
 
     def __init__(self, context: CachedContext, request: Request) -> None:
         self._context, self._max_tokens = context, request.max_tokens
+        self._adjusting = request.adjusting
         self._end_tokens = request.end_tokens(context.model)
         self.limit = request.max_tokens if context.room is None else min(request.max_tokens, context.room)
         self._text, self._stops = context.model.tokenizer.stream(context.tokens), StopText(request.stop)
@@ -55,7 +56,7 @@ class Reader:
         guess: the guess at this choice, if there was one. guesses: see Step.
         """
         index, last, stops = self._count, self.ends_next, self._stops
-        _check_finite(chosen, index)
+        _check_finite(chosen, index, self._adjusting)
         token = chosen.token
         self._count += 1
         self._context.accept(token)
@@ -177,13 +178,13 @@ def _choose(choose: Chooser, logits: mx.array, guess: list[Guess]) -> Choice:
     return choice
 
 
-def _check_finite(chosen: ChosenToken, index: int) -> None:
-    """Raise NumericError if the logits were not finite."""
+def _check_finite(chosen: ChosenToken, index: int, adjusting: Sequence[str]) -> None:
+    """Raise NumericError if the logits were not finite, or the options named `adjusting` left no token."""
     if chosen.finite:
         return
     if chosen.from_model:
         raise NumericError(
-            f"step {index}: logits_processors or logit_bias removed every token, or made a logit NaN or +inf;"
+            f"step {index}: {' and '.join(adjusting)} removed every token, or made a logit NaN or +inf;"
             " they must leave at least one finite logit"
         )
     raise NumericError(

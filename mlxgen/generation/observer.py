@@ -22,9 +22,15 @@ class Observer(Protocol):
         """Called with the logits of the newest positions [n, V]."""
 
     def after_choice(
-        self, context: Any, logits: mx.array, adjusted: mx.array, key: mx.array | None, choice: Choice
+        self,
+        context: Any,
+        logits: mx.array,
+        adjusted: dict[str, mx.array],
+        key: mx.array | None,
+        choice: Choice,
     ) -> None:
         """Called when a token was chosen from float32 logits [1, V], those of the cache's newest position.
 
-        adjusted: the logits after processors, penalties and bias. key: the step's random key, None for greedy.
+        adjusted: the logits after processors, bias and penalties ("adjust"), then after each ban, by its name. key: the
+        step's random key, None for greedy.
         """

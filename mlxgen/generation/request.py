@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, TypedDict, Unpack, cast
 
 from mlxgen.errors import OptionError, check_whole
+from mlxgen.generation.model_bans import model_bans
 from mlxgen.generation.option_names import way_out
 from mlxgen.model import Model, encode_prompt, start_tokens
+from mlxgen.sampling.bans import Bans
 from mlxgen.sampling.chooser import LogitsProcessor
 from mlxgen.sampling.samplers import Sampling, check_bias
 from mlxgen.text.stop_text import StopText
@@ -34,10 +36,17 @@ class Options(TypedDict, total=False):
     top_k: int | None  # 40
     top_p: float | None
     min_p: float | None
+    typical_p: float | None
+    epsilon_cutoff: float | None
+    eta_cutoff: float | None
     repetition_penalty: float | None
     presence_penalty: float | None
     frequency_penalty: float | None
     logit_bias: Mapping[int, float] | None
+    no_repeat_ngram: int | None
+    bad_words: str | Sequence[str | Sequence[int]] | None  # texts, and lists of token ids
+    min_tokens: int | None
+    suppress_tokens: Collection[int] | None
     logits_processors: Sequence[LogitsProcessor]  # callables (tokens [n], logits [1, V]) -> logits, run first
     seed: int | None  # None draws a new one
     stop: str | Sequence[str]  # texts that end the answer; they are not part of it
@@ -136,12 +145,34 @@ class Request:
         """Raise OptionError if an option does not fit the model."""
         if self.sampling.logit_bias:
             check_bias(self.sampling.logit_bias, model.config.vocab_size)
+        self.bans(model)
+
+    def bans(self, model: Model) -> Bans:
+        """The tokens that the rules forbid, by the model's ids. Raises OptionError if they do not fit the model."""
+        return model_bans(self.sampling, model, self.end_tokens(model))
+
+    @property
+    def adjusting(self) -> list[str]:
+        """The options in use that change or remove logits before the temperature, in the order of the rules."""
+        options: Any = self.options
+        return [name for name in ADJUSTING if options[name]]
 
     def end_tokens(self, model: Model) -> frozenset[int]:
         """The token ids that end this answer."""
         return frozenset() if self.ignore_eos else model.end_tokens
 
 
+ADJUSTING = (
+    "logits_processors",
+    "logit_bias",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "no_repeat_ngram",
+    "bad_words",
+    "min_tokens",
+    "suppress_tokens",
+)
 SAMPLING = tuple(entry.name for entry in fields(Sampling))
 CONTEXT = tuple(entry.name for entry in fields(ContextOptions))
 OWN = tuple(entry.name for entry in fields(Request) if entry.name in Options.__annotations__)
@@ -163,8 +194,12 @@ def check_options(**options: Unpack[Options]) -> Request:
     own["logits_processors"] = _processors(own.get("logits_processors") or ())
     _check_flag("ignore_eos", own.get("ignore_eos", False))
     _check_guessing(own.get("lookahead", False), own.get("draft"))
+    sampling = Sampling(**{name: given[name] for name in SAMPLING if name in given})
+    max_tokens = own.get("max_tokens", MAX_TOKENS)
+    if (sampling.min_tokens or 0) > max_tokens:
+        raise OptionError(f"min_tokens must be at most max_tokens ({max_tokens}), not {sampling.min_tokens}")
     return Request(
-        sampling=Sampling(**{name: given[name] for name in SAMPLING if name in given}),
+        sampling=sampling,
         context=ContextOptions(**{name: given[name] for name in CONTEXT if name in given}),
         **own,
     )

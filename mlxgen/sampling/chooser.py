@@ -10,6 +10,7 @@ from typing import Any
 import mlx.core as mx
 
 from mlxgen.errors import OptionError
+from mlxgen.sampling.bans import Banning, Bans
 from mlxgen.sampling.samplers import (
     Sampling,
     apply_bias,
@@ -22,7 +23,7 @@ from mlxgen.sampling.samplers import (
 from mlxgen.sampling.softmax import log_total, softmax
 
 LogitsProcessor = Callable[[mx.array, mx.array], mx.array]
-Watch = Callable[[mx.array, mx.array, "mx.array | None", "Choice"], None]
+Watch = Callable[[mx.array, dict[str, mx.array], "mx.array | None", "Choice"], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class Choice:
 
     token: mx.array  # uint32 [n]
     logprob: mx.array  # float32 [n], under the model itself
-    finite: mx.array  # bool [n], whether all logits are finite and processors and bias left at least one token
+    finite: mx.array  # bool [n], whether all logits are finite and the rules before the temperature left a token
     top: tuple[mx.array, ...]  # the candidates' ids, log-probabilities and probabilities under the rules, each [n, N]
     from_model: mx.array  # bool [n], whether the model's own logits are finite
 
@@ -75,9 +76,10 @@ class Chooser:
     It begins with one row. Rows of other requests with the same rules can `join`: each keeps its own key and counts,
     and gets the token that it would get alone, but one graph serves all of them.
 
-    context: the tokens before the first choice, for penalties and processors. candidates: how many of the most
-    probable tokens each choice reports. watch: called after each choice with the float32 logits [1, V], the logits
-    after processors, penalties and bias, the step's key (None for greedy) and the choice.
+    context: the tokens before the first choice, for penalties, bans and processors. bans: what the rules of `sampling`
+    forbid, by the ids of the model. candidates: how many of the most probable tokens each choice reports. watch: called
+    after each choice with the float32 logits [1, V], what `_adjust` made of them, the step's key (None for greedy) and
+    the choice.
     """
 
     def __init__(
@@ -87,6 +89,7 @@ class Chooser:
         context: Sequence[int],
         vocab_size: int,
         *,
+        bans: Bans | None = None,
         processors: Sequence[LogitsProcessor] = (),
         candidates: int = 0,
         watch: Watch | None = None,
@@ -97,6 +100,8 @@ class Chooser:
         mx.async_eval(self._keys)  # the first step may be asked for from another thread
         self._tokens = mx.array(list(context), dtype=mx.int32) if self._processors else None
         self._counts = token_counts(context, vocab_size) if sampling.counts_tokens else None
+        self._bans = bans or Bans()
+        self._banning = None if self._bans == Bans() else Banning(self._bans, context)
 
     def __call__(self, logits: mx.array, guess: Guess | None = None) -> Choice:
         """Choose a token per row from logits [n, V] of any float type.
@@ -105,7 +110,8 @@ class Chooser:
         only). Any other guess has no effect.
         """
         logits = logits.astype(mx.float32)
-        ruled = adjusted = self._adjust(logits)
+        stages = self._adjust(logits)
+        ruled = adjusted = _last(stages)
         keys = None
         if self._sampling.greedy:
             token = greedy(ruled)
@@ -120,17 +126,17 @@ class Chooser:
         normalizer = log_total(logits)  # [n, 1]
         logprob = (mx.take_along_axis(logits, token[:, None], axis=-1) - normalizer)[:, 0]
         finite = from_model = mx.all(mx.isfinite(logits), axis=-1)
-        if adjusted is not logits:  # -inf may remove tokens, but not all of them
+        if adjusted is not logits:  # some tokens may be removed, but not all of them
             some_left = mx.isfinite(mx.max(adjusted, axis=-1)) & ~mx.any(mx.isnan(adjusted), axis=-1)
             finite = from_model & some_left
         choice = Choice(token, logprob, finite, self._top(logits, normalizer, ruled), from_model)
         if self._watch:
-            self._watch(logits, adjusted, None if keys is None else keys[0], choice)
+            self._watch(logits, stages, None if keys is None else keys[0], choice)
         return choice
 
     def shares_rules(self, other: Chooser) -> bool:
         """Whether rows of the other can join: the same rules and candidates, and no processors."""
-        same = self._sampling == other._sampling and self._candidates == other._candidates
+        same = self._sampling == other._sampling and self._candidates == other._candidates and self._bans == other._bans
         return same and not (self._processors or other._processors)
 
     def join(self, other: Chooser) -> None:
@@ -138,6 +144,8 @@ class Chooser:
         self._keys = mx.concatenate([self._keys, other._keys])
         if self._counts is not None and other._counts is not None:
             self._counts = mx.concatenate([self._counts, other._counts])
+        if self._banning and other._banning:
+            self._banning.join(other._banning)
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keep only these rows, in this order."""
@@ -145,10 +153,12 @@ class Chooser:
         self._keys = self._keys[index]
         if self._counts is not None:
             self._counts = self._counts[index]
+        if self._banning:
+            self._banning.keep(rows)
 
     def only(self, row: int) -> Chooser:
         """A chooser that goes on with one of the rows."""
-        other = copy.copy(self)  # safe: its arrays are replaced, never written to
+        other = self._copied()
         other.keep([row])
         return other
 
@@ -158,20 +168,21 @@ class Chooser:
 
         MLX's streams belong to a thread, and the next step may be requested from another thread.
         """
-        return [array for array in (self._keys, self._tokens, self._counts) if array is not None]
+        own = [array for array in (self._keys, self._tokens, self._counts) if array is not None]
+        return own + (self._banning.state if self._banning else [])
 
     def fork(self) -> Chooser:
         """A copy that continues from here with the same rules, for making guesses.
 
         It leaves out a caller's processors, which may depend on how often they are called.
         """
-        other = copy.copy(self)  # safe: its arrays are replaced, never written to
+        other = self._copied()
         other._processors, other._tokens, other._watch = (), None, None
         return other
 
     def guess(self, logits: mx.array) -> Guess:
         """Choose a guess from a draft model's logits [1, V]."""
-        adjusted = self._adjust(logits.astype(mx.float32))
+        adjusted = _last(self._adjust(logits.astype(mx.float32)))
         if self._sampling.greedy:
             guess = Guess(greedy(adjusted))
         else:
@@ -187,21 +198,29 @@ class Chooser:
         return pairs[:, 1]
 
     def _remember(self, token: mx.array) -> None:
-        """Add the chosen tokens to what processors and penalties see at the next choice."""
+        """Add the chosen tokens to what processors, penalties and bans see at the next choice."""
         if self._tokens is not None:
             self._tokens = mx.concatenate([self._tokens, token.astype(mx.int32)])
         if self._counts is not None:
             self._counts = self._counts.at[mx.arange(len(token)), token].add(1)
+        if self._banning:
+            self._banning.remember(token)
 
-    def _adjust(self, logits: mx.array) -> mx.array:
+    def _adjust(self, logits: mx.array) -> dict[str, mx.array]:
+        """The logits [n, V] after processors, bias and penalties ("adjust"), and then after each ban, in order."""
         for processor in self._processors:
             # _tokens is not None if there are processors
             logits = _checked(processor(self._tokens, logits), logits.shape)  # type: ignore[arg-type]
-        if self._counts is not None:
-            logits = apply_penalties(logits, self._counts, self._sampling)
         if self._sampling.logit_bias:
             logits = apply_bias(logits, self._sampling.logit_bias)
-        return logits
+        if self._counts is not None:
+            logits = apply_penalties(logits, self._counts, self._sampling)
+        return {"adjust": logits} | (self._banning.apply(logits) if self._banning else {})
+
+    def _copied(self) -> Chooser:
+        other = copy.copy(self)  # safe: its arrays are replaced, never written to
+        other._banning = copy.copy(self._banning)
+        return other
 
     def _top(self, logits: mx.array, normalizer: mx.array, ruled: mx.array) -> tuple[mx.array, ...]:
         if not self._candidates:
@@ -209,6 +228,10 @@ class Chooser:
         ids = mx.argsort(-logits, axis=-1)[:, : self._candidates]  # [n, N]
         logprobs = mx.take_along_axis(logits, ids, axis=-1) - normalizer
         return ids, logprobs, mx.take_along_axis(softmax(ruled), ids, axis=-1)
+
+
+def _last(stages: dict[str, mx.array]) -> mx.array:
+    return next(reversed(stages.values()))
 
 
 def _checked(logits: object, shape: tuple[int, ...]) -> mx.array:

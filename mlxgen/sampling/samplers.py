@@ -1,42 +1,53 @@
 """The sampling rules as pure functions on logits, and Sampling, their checked options.
 
-Logits are float32 [B, V]. A removed token gets the logit -inf. The order of the rules is fixed: penalties and bias,
-temperature, top-k, top-p, min-p, then one draw from the tokens that are left. Ties always go to the lower token id.
+Logits are float32 [B, V]. A removed token gets the logit -inf. The order of the rules is fixed: bias, penalties, bans
+(mlxgen.sampling.bans), temperature, top-k, top-p, min-p, typical-p, the epsilon and eta cutoffs, then one draw from the
+tokens that are left. Ties always go to the lower token id, but for the last three rules, which keep tied tokens.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
 
 from mlxgen import device
-from mlxgen.errors import OptionError
+from mlxgen.errors import OptionError, check_whole
+from mlxgen.sampling.bans import Word, checked_tokens, checked_words
+from mlxgen.sampling.probability_cuts import SMALLEST, apply_epsilon_cutoff, apply_eta_cutoff, apply_typical_p
 from mlxgen.sampling.softmax import softmax, total, total_before
 
 INF = float("inf")
 SORTED_AT_ONCE = 2048  # numbers that one of Metal's sorting kernels takes
-SMALLEST, LARGEST = 1e-30, 1e30  # values beyond these could become 0 or infinite in float32
+LARGEST = 1e30  # larger values could become infinite in float32
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How to choose a token from logits. Raises OptionError for invalid values; the functions below rely on that.
 
-    temperature: 0 is greedy. logit_bias: token id -> number added to its logit. None turns a rule off.
+    temperature: 0 is greedy. logit_bias: token id -> number added to its logit. bad_words: texts and lists of token
+    ids, kept as tuples. None turns a rule off.
     """
 
     temperature: float = 0.8
     top_k: int | None = 40
     top_p: float | None = None
     min_p: float | None = None
+    typical_p: float | None = None
+    epsilon_cutoff: float | None = None
+    eta_cutoff: float | None = None
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: Mapping[int, float] | None = field(default=None, hash=False)
+    no_repeat_ngram: int | None = None
+    bad_words: Sequence[Word] = ()
+    min_tokens: int | None = None
+    suppress_tokens: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         if not _finite(self.temperature) or self.temperature < 0:
@@ -47,6 +58,12 @@ class Sampling:
             raise OptionError(f"top_p must be above 0 and at most 1, or None (off), not {self.top_p}")
         if self.min_p is not None and not (_finite(self.min_p) and 0 <= self.min_p <= 1):
             raise OptionError(f"min_p must be between 0 and 1, not {self.min_p}")
+        if self.typical_p is not None and not (_finite(self.typical_p) and 0 < self.typical_p <= 1):
+            raise OptionError(f"typical_p must be above 0 and at most 1, or None (off), not {self.typical_p}")
+        for name in ("epsilon_cutoff", "eta_cutoff"):
+            value = getattr(self, name)
+            if value is not None and not (_finite(value) and 0 <= value < 1):
+                raise OptionError(f"{name} must be at least 0 (off) and below 1, not {value}")
         if self.repetition_penalty is not None and not (
             _finite(self.repetition_penalty) and self.repetition_penalty > 0
         ):
@@ -62,6 +79,11 @@ class Sampling:
                 raise OptionError(
                     f"logit_bias of token {token} is infinite; -inf bans a token, a large number forces it"
                 )
+        for name, least in (("no_repeat_ngram", 1), ("min_tokens", 0)):
+            if getattr(self, name) is not None:
+                check_whole(name, getattr(self, name), least)
+        object.__setattr__(self, "bad_words", checked_words(self.bad_words))
+        object.__setattr__(self, "suppress_tokens", checked_tokens("suppress_tokens", self.suppress_tokens))
 
     @property
     def greedy(self) -> bool:
@@ -180,16 +202,26 @@ def apply_min_p(logits: mx.array, min_p: float) -> mx.array:
     return mx.where(logits >= mx.max(logits, axis=-1, keepdims=True) + math.log(min_p), logits, -INF)
 
 
+RULES: dict[str, Callable[[mx.array, Any], mx.array]] = {  # in order
+    "temperature": apply_temperature,
+    "top_k": apply_top_k,
+    "top_p": apply_top_p,
+    "min_p": apply_min_p,
+    "typical_p": apply_typical_p,
+    "epsilon_cutoff": apply_epsilon_cutoff,
+    "eta_cutoff": apply_eta_cutoff,
+}
+
+
 def rules(sampling: Sampling) -> list[tuple[str, float, Callable[[mx.array, Any], mx.array]]]:
     """The active rules from temperature on, in order: the name, value and function of each."""
     if sampling.greedy:
         return [("greedy", 1, apply_top_k)]
-    named = {"temperature": apply_temperature, "top_k": apply_top_k, "top_p": apply_top_p, "min_p": apply_min_p}
-    return [(name, value, rule) for name, rule in named.items() if (value := getattr(sampling, name)) is not None]
+    return [(name, value, rule) for name, rule in RULES.items() if (value := getattr(sampling, name)) is not None]
 
 
 def apply_rules(logits: mx.array, sampling: Sampling) -> mx.array:
-    """Apply temperature, top-k, top-p and min-p in order; greedy keeps only the best token. [B, V] -> [B, V]."""
+    """Apply the rules from temperature on in order; greedy keeps only the best token. [B, V] -> [B, V]."""
     for _, value, rule in rules(sampling):
         logits = rule(logits, value)
     return logits

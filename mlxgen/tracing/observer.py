@@ -79,7 +79,12 @@ class TraceObserver:
         self._head_seconds += self._lap(logits)
 
     def after_choice(
-        self, context: CachedContext, logits: mx.array, adjusted: mx.array, key: mx.array | None, choice: Choice
+        self,
+        context: CachedContext,
+        logits: mx.array,
+        adjusted: dict[str, mx.array],
+        key: mx.array | None,
+        choice: Choice,
     ) -> None:
         seconds = (self._layers_seconds, self._head_seconds, self._lap(*choice.arrays))
         self._layers_seconds = self._head_seconds = 0.0
@@ -97,7 +102,7 @@ class TraceObserver:
         self,
         context: CachedContext,
         logits: mx.array,
-        adjusted_logits: mx.array,
+        adjusted_logits: dict[str, mx.array],
         key: mx.array | None,
         choice: Choice,
         seconds: tuple[float, float, float],
@@ -105,10 +110,11 @@ class TraceObserver:
         chosen = int(np.array(choice.token)[0])
         processed = context.processed - self._processed
         cache = self._cache_state(context)
-        raw, adjusted = to_float64(logits), to_float64(adjusted_logits)
-        effects, stages = self._stages(raw, adjusted, adjusted_logits)
-        ruled = stages[-1][1]
-        tempered = next((after for name, after in stages if name == "temperature"), adjusted)
+        raw = to_float64(logits)
+        effects, stages = self._stages(raw, adjusted_logits)
+        adjusted, ruled = stages["adjust"], next(reversed(stages.values()))
+        allowed = stages[next(reversed(adjusted_logits))]  # after the bans
+        tempered = stages.get("temperature", allowed)
         order = np.argsort(-adjusted, kind="stable")
         top = [int(token) for token in order[: self._top] if np.isfinite(adjusted[token])]
         top += [] if chosen in top else [chosen]
@@ -123,7 +129,7 @@ class TraceObserver:
                 probability=float(p[token]),
                 tempered=float(tempered_p[token]),
                 rule_probability=float(rule_p[token]),
-                cut_by=next((name for name, after in stages if not np.isfinite(after[token])), None),
+                cut_by=next((name for name, after in stages.items() if not np.isfinite(after[token])), None),
             )
             for token in top
         ]
@@ -139,7 +145,7 @@ class TraceObserver:
             entropy=entropy(p),
             rule_entropy=entropy(rule_p),
             candidates=candidates,
-            rest=rest_of(adjusted, p, rule_p, top),
+            rest=rest_of(allowed, p, rule_p, top),
             rules=effects,
             key=None if key is None else [int(word) for word in np.array(key)],
             random=random_number(key),
@@ -152,19 +158,21 @@ class TraceObserver:
             sample_seconds=seconds[2],
         )
 
-    def _stages(
-        self, raw: Vector, adjusted: Vector, after: mx.array
-    ) -> tuple[list[RuleEffect], list[tuple[str, Vector]]]:
-        """Apply the chooser's rules one by one; returns the effect of each and the logits after it."""
-        effects, stages = [], [("adjust", adjusted)]
-        if not np.array_equal(raw, adjusted):
-            kept = np.isfinite(adjusted)
-            effects.append(RuleEffect("adjust", None, int(kept.sum()), float(softmax(raw)[kept].sum())))
+    def _stages(self, raw: Vector, adjusted: dict[str, mx.array]) -> tuple[list[RuleEffect], dict[str, Vector]]:
+        """Apply the chooser's rules one by one; returns the effect of each, if it has one, and the logits after it."""
+        effects: list[RuleEffect] = []
+        stages: dict[str, Vector] = {}
+        before = raw
+        for name, logits in adjusted.items():
+            after = stages[name] = to_float64(logits)
+            if not np.array_equal(before, after):
+                effects.append(_effect(name, getattr(self._sampling, name, None), before, after))
+            before = after
         for name, value, rule in rules(self._sampling):
-            before, after = softmax(stages[-1][1]), rule(after, value)
-            stages.append((name, to_float64(after)))
-            kept = np.isfinite(stages[-1][1])
-            effects.append(RuleEffect(name, float(value), int(kept.sum()), float(before[kept].sum())))
+            logits = rule(logits, value)
+            after = stages[name] = to_float64(logits)
+            effects.append(_effect(name, value, before, after))
+            before = after
         return effects, stages
 
     def _cache_state(self, context: CachedContext) -> CacheState:
@@ -182,3 +190,9 @@ class TraceObserver:
         )
         self._cache_length, self._processed, self._slides = context.cache_length, context.processed, context.slides
         return state
+
+
+def _effect(name: str, value: object, before: Vector, after: Vector) -> RuleEffect:
+    kept = np.isfinite(after)
+    number = float(value) if isinstance(value, int | float) else None  # lists of words and tokens have none
+    return RuleEffect(name, number, int(kept.sum()), float(softmax(before)[kept].sum()))

@@ -12,7 +12,7 @@ from string import Template
 from typing import Any
 
 from mlxgen.tracing.parting import parting
-from mlxgen.tracing.record import Token, Trace, TracedStep
+from mlxgen.tracing.record import BANS, Token, Trace, TracedStep
 
 PARTS = ("page.css", "rules.js", "view.js", "words.js", "stages.js", "heads.js", "page.js")
 
@@ -66,6 +66,7 @@ def page_data(trace: Trace) -> dict[str, Any]:
 def _step(step: TracedStep) -> dict[str, Any]:
     best = max(step.candidates, key=lambda one: one.logit)
     changed = any(one.logit != one.adjusted for one in step.candidates)
+    banned = any(one.cut_by in BANS for one in step.candidates)
     chosen, cache, rest, seconds = step.chosen, step.cache, step.rest, step.seconds
     return {
         "context": step.context_length,
@@ -78,6 +79,7 @@ def _step(step: TracedStep) -> dict[str, Any]:
         "ids": [one.token for one in step.candidates],
         "logits": [round(one.adjusted, 4) for one in step.candidates],
         "raw": [round(one.logit, 4) for one in step.candidates] if changed else None,
+        "banned": [one.cut_by if one.cut_by in BANS else None for one in step.candidates] if banned else None,
         "log_total": round(best.logit - math.log(best.probability), 6),
         "rest": {
             "count": rest.count,

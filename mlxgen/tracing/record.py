@@ -15,6 +15,8 @@ from mlxgen.text.excerpt import excerpt
 
 Span = tuple[int, int]
 
+BANS = ("no_repeat_ngram", "bad_words", "min_tokens", "suppress_tokens")  # rules before the temperature, by option
+
 
 @dataclass(frozen=True, slots=True)
 class Token:
@@ -79,7 +81,9 @@ class HeadAttention:
 
 @dataclass(frozen=True, slots=True)
 class RuleEffect:
-    """Stage 4: the effect of one sampling rule. "adjust" stands for penalties, bias and processors together.
+    """Stage 4: the effect of one sampling rule. "adjust" stands for processors, bias and penalties together.
+
+    It and the bans are recorded only if they change something.
 
     kept: how many tokens are left after the rule. kept_probability: their total probability before it; for top-p, that
     is the cumulative probability at the cut.
@@ -93,9 +97,9 @@ class RuleEffect:
 
 @dataclass(frozen=True, slots=True)
 class TracedCandidate:
-    """A token that could have been chosen. Candidates are sorted by adjusted logit, highest first.
+    """A token that could have been chosen, or was banned. Candidates are sorted by adjusted logit, highest first.
 
-    logit: the model's; adjusted: after processors, penalties and bias. probability: the model's; tempered: after the
+    logit: the model's; adjusted: after processors, bias and penalties. probability: the model's; tempered: after the
     temperature, before any cut; rule_probability: after all rules. cut_by: the rule that removed it, or None.
     """
 
@@ -113,8 +117,8 @@ class TracedCandidate:
 class Rest:
     """A summary of all tokens that are not among the candidates.
 
-    groups: their adjusted logits in a few bands, highest first, each as (tokens, mean, variance). From these, their
-    total probability at any temperature can be computed closely.
+    groups: the adjusted logits of those that no ban removed, in a few bands, highest first, each as (tokens, mean,
+    variance). From these, their total probability at any temperature can be computed closely.
     """
 
     count: int

@@ -213,6 +213,46 @@ def test_stop_texts_are_set_shown_and_removed(folder):
     assert r"stop='\n' stop='the end'" in shown[0] and "max_tokens=3" in shown[0] and "stop=off" in shown[1]
 
 
+def test_bans_are_set_shown_and_removed(folder):
+    text = "max_tokens=30 temperature=0"
+    free = json.loads(chat(folder, f"/set {text}\nhi\n", "--json").stdout)
+    first = free["tokens"][0]
+    lines = [
+        f"/set {text} ban=king bad_words='of the' suppress_tokens={first},5 no_repeat_ngram=2 min_tokens=3",
+        "/set",
+        "hi",
+        "/set ban=off suppress_tokens=off no_repeat_ngram=off min_tokens=off",
+        "/set",
+        "/retry",
+    ]
+    ran = chat(folder, "\n".join(lines), "--json", "--stats")
+    assert ran.exit_code == 0, ran.stderr
+    shown = [line for line in ran.stderr.splitlines() if "temperature=" in line]
+    for option in ("bad_words='king' bad_words='of the'", f"suppress_tokens={first},5", "no_repeat_ngram=2"):
+        assert option in shown[0]
+    for option in ("bad_words=off", "suppress_tokens=off", "no_repeat_ngram=off", "min_tokens=off"):
+        assert option in shown[1]
+    banned, again = map(json.loads, ran.stdout.splitlines())
+    assert first not in banned["tokens"] and again["tokens"] == free["tokens"]
+
+
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        ("suppress_tokens=5,x", "suppress_tokens must be token ids such as 13,198, not '5,x'"),
+        ("suppress_tokens=99999", "suppress_tokens has token 99999"),
+        ("ban=", "a text of bad_words must not be empty; bad_words=off removes all of them"),
+        ("no_repeat_ngram=0", "no_repeat_ngram must be a whole number of at least 1"),
+        ("min_tokens=999", "min_tokens must be at most max_tokens"),
+        ("typical_p=2", "typical_p must be above 0 and at most 1"),
+    ],
+)
+def test_a_wrong_ban_is_refused_when_it_is_set(folder, option, told):
+    ran = chat(folder, f"/set {option}\n/set\n", "--stats")
+    assert ran.exit_code == 1 and told in ran.stderr
+    assert option not in ran.stderr.splitlines()[-1]
+
+
 def test_a_stop_text_that_is_set_ends_the_answer(folder):
     free = json.loads(chat(folder, "hi\n", "--json", "-n", "30").stdout)["text"]
     stop = next(character for character in free[1:] if character.isalnum())

@@ -239,3 +239,46 @@ def test_a_prompt_that_begins_with_a_dash_is_told_where_it_goes(folder: str) -> 
     assert '"--"' not in run("generate", "--temprature", "1").stderr
     assert '"--"' not in run("info", "-5").stderr
     assert run("generate", "-m", folder, "-n", "2", "--", "-5 degrees").exit_code == 0
+
+
+def test_every_ban_and_cut_reaches_the_python_function(folder: str, model: mlxgen.Model) -> None:
+    text = (
+        "-n 30 --seed 3 -k off --typical-p 0.95 --epsilon-cutoff 0.0005 --eta-cutoff 0.001 --no-repeat-ngram 2"
+        " --ban he --min-tokens 25 --suppress-tokens 5,6"
+    )
+    result = run("generate", "Far far away", "-m", folder, *text.split(), "--ban", r"\n", "--ban", " the")
+    options = {
+        "typical_p": 0.95,
+        "epsilon_cutoff": 0.0005,
+        "eta_cutoff": 0.001,
+        "no_repeat_ngram": 2,
+        "bad_words": ["he", "\n", " the"],
+        "min_tokens": 25,
+        "suppress_tokens": [5, 6],
+    }
+    expected = mlxgen.generate(model, "Far far away", max_tokens=30, seed=3, top_k=None, **options)
+    assert result.exit_code == 0, result.output
+    assert result.stdout == expected.text + "\n"
+    asked = {"MLXGEN_GENERATE_BAN": " the", "MLXGEN_GENERATE_SUPPRESS_TOKENS": "5 6"}
+    by_environment = run("generate", "Far far away", "-m", folder, "-n", "9", "--seed", "3", env=asked)
+    expected = mlxgen.generate(model, "Far far away", max_tokens=9, seed=3, bad_words=[" the"], suppress_tokens=[5, 6])
+    assert by_environment.stdout == expected.text + "\n"
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (["--no-repeat-ngram", "0"], "no_repeat_ngram must be a whole number of at least 1, not 0"),
+        (["--ban", ""], "the text must not be empty"),
+        (["--suppress-tokens", "5,x"], "expected token ids such as 13,198, not '5,x'"),
+        (["--suppress-tokens", "5,-1"], "suppress_tokens has -1 in place of a token id"),
+        (["--suppress-tokens", "999"], "suppress_tokens has token 999, but the highest token id is"),
+        (["--min-tokens", "9", "-n", "8"], "min_tokens must be at most max_tokens (8), not 9"),
+        (["--typical-p", "0"], "typical_p must be above 0 and at most 1, or off, not 0"),
+        (["--epsilon-cutoff", "1"], "epsilon_cutoff must be at least 0 (off) and below 1, not 1"),
+        (["--ban", "<|endoftext|>"], "bad_words has the end token"),
+    ],
+)
+def test_a_wrong_ban_or_cut_is_a_line_and_status_2(folder: str, args: list[str], told: str) -> None:
+    result = run("generate", "Once", "-m", folder, *args)
+    assert result.exit_code == 2 and told in result.stderr and result.stdout == ""

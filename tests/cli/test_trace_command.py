@@ -131,3 +131,39 @@ def test_columns_0_is_no_width(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("COLUMNS", "0")
     time = re.compile(r"[\d.]+ m?s")
     assert time.sub("", run(folder, PROMPT, "-n", "1").stdout).split() == time.sub("", usual).split() != []
+
+
+def test_bans_and_cuts_are_told_where_they_change_something(folder: Path) -> None:
+    args = (
+        PROMPT,
+        "-n",
+        "6",
+        "--no-repeat-ngram",
+        "1",
+        "--suppress-tokens",
+        "97,98",
+        "-k",
+        "off",
+        "--typical-p",
+        "0.7",
+    )
+    args = (*args, "--epsilon-cutoff", "0.001", "--eta-cutoff", "0.01", "--candidates", "60")
+    record = json.loads(run(folder, *args, "--json").stdout)
+    assert record["options"]["no_repeat_ngram"] == 1 and record["options"]["suppress_tokens"] == [97, 98]
+    text = run(folder, *args).stdout
+    assert all(len(line) <= 80 for line in text.splitlines())
+    for step, told in zip(record["steps"], text.split("4 Sample ")[1:], strict=True):
+        rules = {rule["name"]: rule for rule in step["rules"]}
+        assert list(rules) == [
+            "no_repeat_ngram", "suppress_tokens", "temperature", "typical_p", "epsilon_cutoff", "eta_cutoff",
+        ]  # fmt: skip
+        ids = [token["id"] for token in [*record["prompt_tokens"], *record["tokens"]]][: step["context_length"]]
+        assert rules["no_repeat_ngram"]["kept"] == record["vocab_size"] - len(set(ids))
+        assert f"no-repeat-ngram 1 bans {len(set(ids))} tokens, " in told
+        gone = len({97, 98} - set(ids))
+        assert f"suppress-tokens bans {gone} token{'s' * (gone != 1)}, " in told
+        assert f"typical-p 0.7 keeps {rules['typical_p']['kept']} tokens" in told
+        cut = {one["cut_by"] for one in step["candidates"][:60]}
+        assert ("no_repeat_ngram" in cut) == ("cut ngram" in told) and ("typical_p" in cut) == ("cut typ-p" in told)
+        banned = [one["token"] for one in step["candidates"] if one["cut_by"] == "no_repeat_ngram"]
+        assert banned and set(banned) <= set(ids)

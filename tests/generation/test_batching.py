@@ -29,6 +29,8 @@ MIXES: dict[str, dict[str, Any]] = {
     "sampled": {"seed": 3, "top_k": None, "top_p": 0.9},
     "end tokens": {"seed": 11, "temperature": 2.0, "top_k": None, "ignore_eos": False},
     "penalties": {"seed": 1, "repetition_penalty": 1.3, "logit_bias": {3: 2.0}, "logprobs": 2},
+    "bans": {"seed": 2, "no_repeat_ngram": 2, "bad_words": "e", "suppress_tokens": [5], "min_tokens": 4, "logprobs": 2},
+    "bans, sliding": {"seed": 2, "no_repeat_ngram": 1, "overflow": "slide", "max_tokens": 40, "eta_cutoff": 0.01},
     "rotating": {"seed": 5, "max_kv_size": 7, "keep": 2},
     "sliding": {"seed": 6, "overflow": "slide", "keep": 2, "max_tokens": 40},
     "rotating and sliding": {"temperature": 0, "overflow": "slide", "max_kv_size": 9, "keep": 3, "max_tokens": 40},

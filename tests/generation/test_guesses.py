@@ -14,6 +14,7 @@ import mlxgen
 from mlxgen.errors import OptionError
 from mlxgen.generation.cached_context import MOST_GUESSES
 from mlxgen.generation.loop import steps
+from mlxgen.generation.model_bans import model_bans
 from mlxgen.generation.request import check_options
 from mlxgen.generation.session import Session
 from mlxgen.sampling.chooser import Chooser, Guess
@@ -35,6 +36,7 @@ RULES = [
     {"temperature": 0.7, "top_p": 0.9},
     {"temperature": 1.2, "repetition_penalty": 1.3, "frequency_penalty": 0.2, "logit_bias": {3: 2.0}},
     {"temperature": 0, "presence_penalty": 0.5},
+    {"temperature": 0.9, "no_repeat_ngram": 3, "bad_words": [[5], [7, 8]], "typical_p": 0.9},
 ]
 
 
@@ -58,7 +60,8 @@ class Told:
 def told_steps(model, prompt, plain, cache, rules, wrong_every, length, max_tokens, seed=1, **more):
     session = Session(model, **cache)
     session.extend(prompt)
-    choose = Chooser(Sampling(**rules), seed, session.tokens, model.config.vocab_size, candidates=2)
+    sampling, size = Sampling(**rules), model.config.vocab_size
+    choose = Chooser(sampling, seed, session.tokens, size, bans=model_bans(sampling, model, ()), candidates=2)
     told = Told([*prompt, *(step.token for step in plain)], wrong_every, length, session)
     request = check_options(**{"max_tokens": max_tokens, "ignore_eos": True, **more})
     return session, told, steps(session, request, choose, told)

@@ -208,7 +208,7 @@ def test_a_processor_that_returns_something_else_is_told_so(model, prompt, chang
 
 def test_rules_that_leave_no_token_are_an_error(model, prompt):
     every = dict.fromkeys(range(model.config.vocab_size), -math.inf)
-    with pytest.raises(NumericError, match="step 0: logits_processors or logit_bias removed every token"):
+    with pytest.raises(NumericError, match="step 0: logit_bias removed every token"):
         generate(model, prompt, logit_bias=every)
 
 

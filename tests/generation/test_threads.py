@@ -46,6 +46,7 @@ RULES: dict[str, dict[str, Any]] = {
     "a seed": {},
     "penalties": {"repetition_penalty": 1.3, "frequency_penalty": 0.2},
     "bias": {"logit_bias": {5: 2.0}},
+    "bans": {"no_repeat_ngram": 2, "bad_words": [[5], [7, 8]], "min_tokens": 3, "suppress_tokens": [9]},
     "logprobs": {"logprobs": 3},
     "a processor": {"logits_processors": [halved]},
     "rotating": {"max_kv_size": 7, "keep": 2, "prefill_chunk": 4},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import warnings
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 
 from mlxgen.errors import OptionError
 from mlxgen.generation.request import checked_seed, sample_seeds
+from mlxgen.sampling.bans import Bans
 from mlxgen.sampling.chooser import Chooser, Guess
 from mlxgen.sampling.samplers import (
     Sampling,
@@ -122,16 +124,41 @@ def test_where_nothing_is_left_after_a_guess_the_models_own_distribution_is_draw
     assert tokens == {1, 2}  # 0 has no probability, so it is never accepted, and nothing exceeds the draft's
 
 
-@pytest.mark.parametrize("rules", [{"temperature": 0}, {}, {"top_p": 0.9}, {"repetition_penalty": 1.2}], ids=str)
-def test_many_rows_with_the_same_rules_take_no_more_operations_than_one(rules):
+BANS = Bans(no_repeat_ngram=3, window=64, bad_words=((1, 2), (3,)), min_tokens=5, end_tokens=(4,), suppress_tokens=(5,))
+RULES: list[tuple[dict[str, Any], Bans]] = [
+    ({"temperature": 0}, Bans()),
+    ({}, Bans()),
+    ({"top_p": 0.9}, Bans()),
+    ({"repetition_penalty": 1.2}, Bans()),
+    ({"typical_p": 0.9, "epsilon_cutoff": 1e-3, "eta_cutoff": 1e-3}, Bans()),
+    ({"temperature": 0}, BANS),
+]
+
+
+def operations(choose: Chooser, rows: int, vocab_size: int) -> int:
+    """Operations in the graph of one choice."""
+    mx.eval(choose.state)
+    choice = choose(mx.zeros((rows, vocab_size)))
+    graph = io.StringIO()
+    mx.export_to_dot(graph, *choice.arrays, *choose.state)
+    return graph.getvalue().count("shape=rectangle")
+
+
+@pytest.mark.parametrize(("rules", "bans"), RULES, ids=str)
+def test_many_rows_with_the_same_rules_take_no_more_operations_than_one(rules, bans):
     counts = []
     for n in (1, 32):
-        choose, *others = (Chooser(Sampling(**rules), seed, [1, 2], 500) for seed in range(n))
+        choose, *others = (Chooser(Sampling(**rules), seed, [1, 2], 500, bans=bans) for seed in range(n))
         for other in others:
             choose.join(other)
-        mx.eval(choose.state)
-        choice = choose(mx.zeros((n, 500)))
-        graph = io.StringIO()
-        mx.export_to_dot(graph, *choice.arrays, *choose.state)
-        counts.append(graph.getvalue().count("shape=rectangle"))
+        counts.append(operations(choose, n, 500))
     assert counts[1] <= 1.2 * counts[0]
+
+
+def test_rules_that_are_off_add_no_operation():
+    plain = operations(Chooser(Sampling(), 0, [1], 500), 1, 500)
+    off = Sampling(no_repeat_ngram=None, bad_words=(), min_tokens=0, suppress_tokens=(), typical_p=1, epsilon_cutoff=0)
+    assert operations(Chooser(off, 0, [1], 500, bans=Bans()), 1, 500) == plain
+    past = Chooser(Sampling(), 0, [1], 500, bans=Bans(min_tokens=1, end_tokens=(4,)))
+    assert operations(past, 1, 500) > plain  # the first token may not be the end
+    assert operations(past, 1, 500) == plain

@@ -262,6 +262,55 @@ def test_what_if_draws_with_the_same_random_number_and_reset_brings_back_the_run
     assert [share for *_, share in told] == pytest.approx([rule.kept_probability for rule in step.rules], abs=1e-3)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"top_k": None, "typical_p": 0.6, "temperature": 0.9},
+        {"top_k": 150, "typical_p": 0.9, "epsilon_cutoff": 0.004, "temperature": 0.7},
+        {"top_k": 100, "min_p": 0.05, "eta_cutoff": 0.02, "temperature": 0.6},
+        {"no_repeat_ngram": 1, "suppress_tokens": [11, 13], "top_p": 0.8},
+        {"no_repeat_ngram": 1, "temperature": 0},
+    ],
+    ids=str,
+)
+def test_the_page_computes_every_rule_as_the_run_did(
+    browser: Browser, big_model: mlxgen.Model, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    """Also what a ban removed: it is among the candidates, and stays cut whatever the controls say."""
+    text = PROMPT + PROMPT
+    record = mlxgen.trace(big_model, text, 6, seed=4, ignore_eos=True, greedy_path=False, **options)
+    file = tmp_path / "page.html"
+    file.write_text(page(record), encoding="utf-8")
+    browser.open(file)
+    browser.click("#more")
+    bans = 0
+    for step in record.steps:
+        browser.click(f"#tokens button[data-step='{step.index}']")
+        rows = browser.js(
+            "return [...document.querySelectorAll('#candidates tbody tr')].map(r => [r.dataset.token, r.dataset.p])"
+        )
+        assert [int(token) for token, _ in rows] == [one.token for one in step.candidates]
+        wrong = [
+            one for one, (_, p) in zip(step.candidates, rows, strict=True) if (float(p) > 0) != (one.cut_by is None)
+        ]
+        assert len(wrong) <= 2  # at the very edge of a cut
+        assert [float(p) for _, p in rows] == pytest.approx([one.rule_probability for one in step.candidates], abs=0.02)
+        told = browser.js(
+            "return [...document.querySelectorAll('#rules [data-kept]')].map(r => [r.dataset.rule, r.dataset.kept])"
+        )
+        assert [name for name, _ in told] == [rule.name for rule in step.rules]
+        for (_, kept), rule in zip(told, step.rules, strict=True):
+            assert int(kept) == pytest.approx(rule.kept, rel=0.03, abs=2)
+        banned = [one.token for one in step.candidates if one.cut_by in ("no_repeat_ngram", "suppress_tokens")]
+        bans += len(banned)
+        browser.move("top-k", 201)
+        open_ = {int(token) for token, p in rows if float(p) > 0}
+        assert not open_ & set(banned)
+        browser.click("#reset")
+    assert bool(bans) == ("no_repeat_ngram" in options)
+    assert browser.console() == []
+
+
 @pytest.mark.parametrize("dark", [False, True])
 def test_text_has_a_contrast_of_4_5_to_1(opened: Browser, dark: bool) -> None:
     opened.size(1280, 900, dark)
@@ -301,8 +350,10 @@ def test_it_fits_the_width(opened: Browser, width: int) -> None:
         {"overflow": "slide", "max_tokens": 70},
         {"repetition_penalty": 1.5, "min_p": 0.05, "logit_bias": {5: float("-inf")}, "max_tokens": 5},
         {"temperature": 3.5, "top_k": None, "max_tokens": 5},
+        {"no_repeat_ngram": 1, "bad_words": ["e", [5]], "min_tokens": 20, "suppress_tokens": [97], "max_tokens": 30},
+        {"typical_p": 0.7, "epsilon_cutoff": 0.001, "eta_cutoff": 0.01, "temperature": 1.5, "max_tokens": 5},
     ],
-    ids=["greedy", "rotating", "sliding", "penalties", "hot"],
+    ids=["greedy", "rotating", "sliding", "penalties", "hot", "bans", "cutoffs"],
 )
 def test_every_kind_of_trace_shows_without_an_error_or_a_request(
     browser: Browser, model: mlxgen.Model, tmp_path: Path, options: dict[str, Any]

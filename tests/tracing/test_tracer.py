@@ -26,6 +26,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0},
     "top-p and min-p": {"temperature": 1.3, "top_k": None, "top_p": 0.7, "min_p": 0.02},
     "penalties and bias": {"repetition_penalty": 1.3, "frequency_penalty": 0.2, "logit_bias": {5: 2.0, 7: -math.inf}},
+    "bans": {"no_repeat_ngram": 2, "bad_words": ["e", [5]], "min_tokens": 9, "suppress_tokens": [97, 98]},
+    "cutoffs": {"temperature": 1.5, "top_k": None, "typical_p": 0.8, "epsilon_cutoff": 0.001, "eta_cutoff": 0.01},
     "nothing cut": {"temperature": 2.0, "top_k": None},
     "a processor": {"logits_processors": [lambda tokens, logits: logits - 0.5 * logits]},
     "a rotating cache": {"max_kv_size": 16, "keep": 3},

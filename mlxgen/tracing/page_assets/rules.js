@@ -2,81 +2,123 @@
 // The sampling rules, from a step's stored logits: what mlxgen.sampling.samplers computes, for the page's "what if".
 const sampling = (() => {
   /**
-   * What temperature, top-k, top-p and min-p make of a step's logits: the stored ones each, the rest as one mass.
-   * Returns each candidate's probability and what cut it, and the trail of rules with what each one kept.
+   * What the rules from the temperature on make of a step's logits: the stored ones each, the rest as a few groups of
+   * tokens. Returns each candidate's probability and what cut it, and the trail of rules with what each one kept. What
+   * the run's bans removed stays removed.
    */
-  function applyRules(step, { temperature, topK, topP, minP }) {
+  function applyRules(step, { temperature, topK, topP, minP, typicalP, epsilonCutoff, etaCutoff }) {
     const { logits } = step;
-    const n = logits.length;
-    const best = logits[0];
-    const others = step.rest.groups.reduce((sum, [size]) => sum + size, 0);
-    const cutBy = new Array(n).fill(null);
+    const cutBy = logits.map((_, i) => step.banned?.[i] ?? null);
+    let kept = logits.map((_, i) => i).filter((i) => !cutBy[i]); // candidates, the best first
+    const first = kept[0];
+    const best = logits[first];
     const trail = [];
-    if (temperature === 0) {
-      cutBy.fill("greedy", 1);
-      const weight = logits.map((logit) => Math.exp(logit - best));
-      const mass = groupMasses(step.rest.groups, best, 1).reduce((sum, w) => sum + w, sum(weight));
-      trail.push({ name: "greedy", value: 1, kept: 1, share: 1 / mass });
-      return { tempered: weight.map((w) => w / mass), final: logits.map((_, i) => (i ? 0 : 1)), restFinal: 0, cutBy, trail };
-    }
-    const weight = logits.map((logit) => Math.exp((logit - best) / temperature));
-    const groups = step.rest.groups.map(([size], i) => ({ size, mean: step.rest.groups[i][1], weight: 0 }));
-    groupMasses(step.rest.groups, best, temperature).forEach((mass, i) => (groups[i].weight = mass));
-    const total = sum(weight) + sum(groups.map((group) => group.weight));
+    const divisor = temperature || 1;
+    const weight = logits.map((logit, i) => (cutBy[i] ? 0 : Math.exp((logit - best) / divisor)));
+    const masses = groupMasses(step.rest.groups, best, divisor);
+    const groups = step.rest.groups.map(([size, mean], i) => ({ size, mean, each: masses[i] / size, kept: size }));
+    const mass = () => sum(kept.map((i) => weight[i])) + restMass(groups);
+    const count = () => kept.length + sum(groups.map((group) => group.kept));
+    const total = mass();
     const tempered = weight.map((w) => w / total);
-    let kept = { tokens: n, others, mass: total };
-    trail.push({ name: "temperature", value: temperature, kept: n + others, share: 1 });
+    if (temperature === 0) {
+      for (const i of kept.slice(1)) cutBy[i] = "greedy";
+      trail.push({ name: "greedy", value: 1, kept: 1, share: 1 / total });
+      return { tempered, final: logits.map((_, i) => (i === first ? 1 : 0)), restFinal: 0, cutBy, trail };
+    }
+    trail.push({ name: "temperature", value: temperature, kept: count(), share: 1 });
 
-    const cut = (name, value, keepTokens, keepOthers) => {
-      const before = kept.mass;
-      for (let i = keepTokens; i < kept.tokens; i++) cutBy[i] = name;
-      kept = { tokens: keepTokens, others: keepOthers, mass: sum(weight.slice(0, keepTokens)) + leading(groups, keepOthers) };
-      trail.push({ name, value, kept: keepTokens + keepOthers, share: kept.mass / before });
+    /** Keep some of the candidates, and so many tokens of each group. */
+    const cut = (name, value, candidates, others) => {
+      const before = mass();
+      const stays = new Set(candidates);
+      for (const i of kept) if (!stays.has(i)) cutBy[i] = name;
+      kept = candidates;
+      groups.forEach((group, g) => (group.kept = others[g]));
+      trail.push({ name, value, kept: count(), share: mass() / before });
     };
+    const ofGroups = (keep) => groups.map((group) => (keep(group) ? group.kept : 0));
 
-    if (topK != null) cut("top_k", topK, Math.min(topK, kept.tokens), Math.min(kept.others, Math.max(0, topK - n)));
+    if (topK != null) {
+      let left = Math.max(0, topK - kept.length);
+      cut("top_k", topK, kept.slice(0, topK), groups.map((group) => {
+        const taken = Math.min(group.kept, left);
+        left -= taken;
+        return taken;
+      }));
+    }
     if (topP != null) {
-      let [ahead, keepTokens, keepOthers] = [0, 0, 0];
-      const enough = topP === 1 ? Infinity : topP * kept.mass;
-      while (keepTokens < kept.tokens && ahead < enough) ahead += weight[keepTokens++];
-      for (let g = 0; g < groups.length && ahead < enough && keepOthers < kept.others; g++) {
-        const each = groups[g].weight / groups[g].size;
-        const wanted = Math.min(groups[g].size, kept.others - keepOthers, each ? Math.ceil((enough - ahead) / each) : groups[g].size);
-        keepOthers += wanted;
-        ahead += wanted * each;
-      }
-      cut("top_p", topP, keepTokens, keepOthers);
+      let ahead = 0;
+      const enough = topP === 1 ? Infinity : topP * mass();
+      const leading = kept.filter((i) => {
+        const stays = ahead < enough;
+        ahead += weight[i];
+        return stays;
+      });
+      cut("top_p", topP, leading, groups.map((group) => {
+        const stays = ahead >= enough ? 0 : upTo(enough - ahead, group);
+        ahead += stays * group.each;
+        return stays;
+      }));
     }
     if (minP) {
       const least = temperature * Math.log(minP);
-      const keepTokens = logits.slice(0, kept.tokens).filter((logit) => logit - best >= least).length;
-      const keepOthers = sum(groups.map((group) => (group.mean - best >= least ? group.size : 0)));
-      cut("min_p", minP, keepTokens, Math.min(kept.others, keepOthers));
+      cut("min_p", minP, kept.filter((i) => logits[i] - best >= least), ofGroups((group) => group.mean - best >= least));
     }
-    const final = weight.map((w, i) => (i < kept.tokens ? w / kept.mass : 0));
-    return { tempered, final, restFinal: leading(groups, kept.others) / kept.mass, cutBy, trail };
+    if (typicalP != null && typicalP < 1) {
+      const all = mass();
+      const expected = entropy(kept.map((i) => weight[i]), groups, all);
+      const one = (w) => Math.abs(-Math.log(w / all) - expected);
+      const places = [
+        ...kept.map((i) => ({ i, far: one(weight[i]), mass: weight[i] })),
+        ...groups.map((group, g) => ({ g, far: one(group.each), mass: group.kept * group.each })),
+      ].sort((a, b) => a.far - b.far);
+      let ahead = 0;
+      const others = groups.map(() => 0);
+      const closest = [];
+      for (const place of places) {
+        if (ahead >= typicalP * all) break;
+        if (place.g == null) closest.push(place.i);
+        else others[place.g] = upTo(typicalP * all - ahead, groups[place.g]);
+        ahead += place.mass;
+      }
+      cut("typical_p", typicalP, closest.sort((a, b) => a - b), others);
+    }
+    const atLeast = (name, value, p) => {
+      const least = p * mass();
+      const top = kept[0];
+      cut(name, value, kept.filter((i) => weight[i] >= least || logits[i] === logits[top]), ofGroups((group) => group.each >= least));
+    };
+    if (epsilonCutoff) atLeast("epsilon_cutoff", epsilonCutoff, epsilonCutoff);
+    if (etaCutoff) {
+      const spread = entropy(kept.map((i) => weight[i]), groups, mass());
+      atLeast("eta_cutoff", etaCutoff, Math.min(etaCutoff, Math.sqrt(etaCutoff) * Math.exp(-spread)));
+    }
+    const all = mass();
+    const final = weight.map((w, i) => (cutBy[i] ? 0 : w / all));
+    return { tempered, final, restFinal: restMass(groups) / all, cutBy, trail };
   }
 
   const sum = (list) => list.reduce((a, b) => a + b, 0);
 
-  /** The mass of each band of the rest, from its size, mean and variance (to the second order). */
+  /** The mass of each group of the rest, from its size, mean and variance (to the second order). */
   const groupMasses = (groups, best, temperature) =>
     groups.map(([size, mean, variance]) => size * Math.exp((mean - best) / temperature) * (1 + variance / (2 * temperature ** 2)));
 
-  /** The mass of the first `size` tokens of the rest. */
-  function leading(groups, size) {
-    let mass = 0;
-    for (const group of groups) {
-      const taken = Math.min(group.size, size);
-      mass += (group.weight * taken) / group.size;
-      size -= taken;
-    }
-    return mass;
+  const restMass = (groups) => sum(groups.map((group) => group.kept * group.each));
+
+  /** How many tokens of a group it takes to reach a mass, all of them at most. */
+  const upTo = (mass, { each, kept }) => Math.min(kept, each ? Math.ceil(mass / each) : kept);
+
+  /** The entropy, in nats, of candidates and groups with these weights, which add up to `total`. */
+  function entropy(weights, groups, total) {
+    const part = (w) => (w > 0 ? (-w / total) * Math.log(w / total) : 0);
+    return sum(weights.map(part)) + sum(groups.map((group) => group.kept * part(group.each)));
   }
 
   /** The token whose part of the line from 0 to 1 holds the step's random number; null where that cannot be told. */
   function drawn(step, result, temperature) {
-    if (temperature === 0) return step.ids[0];
+    if (temperature === 0) return step.ids[result.final.indexOf(1)];
     if (step.random == null || result.restFinal > 0) return null;
     let end = 0;
     const line = step.ids.map((id, i) => [id, result.final[i]]).filter(([, p]) => p > 0).sort((a, b) => a[0] - b[0]);

@@ -117,12 +117,21 @@ function renderLogits(step) {
       el("td", {}, bar(Math.max(0.01, (raw[i] - least) / (most - least || 1)))), el("td", {}, signed(raw[i], 2)), el("td", {}, percent(Math.exp(raw[i] - step.log_total))))));
 }
 
+const BANS = ["no_repeat_ngram", "bad_words", "min_tokens", "suppress_tokens"];
+
 const RULES = {
   adjust: ["Penalties, bias", "come off the logits first"],
+  no_repeat_ngram: ["No-repeat-ngram", "bans repetitions"],
+  bad_words: ["Bad words", "bans what would complete one"],
+  min_tokens: ["Min-tokens", "bans the end"],
+  suppress_tokens: ["Suppress-tokens", "bans these"],
   temperature: ["Temperature", "divides the logits"],
   top_k: ["Top-k", "keeps the highest"],
   top_p: ["Top-p", "keeps the leading ones up to this sum"],
   min_p: ["Min-p", "keeps those close to the best"],
+  typical_p: ["Typical-p", "keeps those of expected surprise up to this sum"],
+  epsilon_cutoff: ["Epsilon-cutoff", "keeps those at least as probable"],
+  eta_cutoff: ["Eta-cutoff", "keeps those at least as probable, or less where many are possible"],
   greedy: ["Greedy", "takes the highest"],
 };
 
@@ -132,6 +141,7 @@ function effect({ name, value, kept, share }) {
     return `logits divided by ${+value.toFixed(3)}: ${does}`;
   }
   if (name === "adjust") return `logits changed; ${tokens(kept)} left`;
+  if (BANS.includes(name)) return `${tokens(kept)} left, ${percent(share)} of the probability`;
   if (name === "greedy") return `the highest logit, ${percent(share)} of the probability`;
   const share_ = name === "top_p" ? `their sum is ${share.toFixed(4)} at the cut` : `${percent(share)} of the probability`;
   return `keeps ${tokens(kept)}, ${share_}`;
@@ -142,11 +152,11 @@ function renderSample(step) {
   const changed = differs();
   $("whatif").hidden = !changed;
   $("reset").disabled = !changed;
-  const trail = [...step.rules.filter(([name]) => name === "adjust").map(([name, value, kept, share]) => ({ name, value, kept, share })), ...result.trail];
+  const trail = [...step.rules.filter(([name]) => name === "adjust" || BANS.includes(name)).map(([name, value, kept, share]) => ({ name, value, kept, share })), ...result.trail];
   const draw = rules.temperature === 0 ? [] : [el("li", { "data-rule": "draw" }, el("b", {}, "Draw"), el("span", {}, "what is left is scaled to a sum of 1, then one is drawn"))];
   fill("rules", trail.map((entry) => {
     const [name] = RULES[entry.name];
-    const value = entry.name === "adjust" || entry.name === "greedy" ? "" : ` ${+entry.value.toFixed(3)}`;
+    const value = entry.value == null || entry.name === "greedy" ? "" : ` ${+entry.value.toPrecision(6)}`;
     return el("li", { "data-rule": entry.name, "data-kept": entry.kept, "data-share": entry.share.toPrecision(8) }, el("b", {}, name + value), el("span", {}, effect(entry)));
   }), draw);
   const token = drawn(step, result, rules.temperature);

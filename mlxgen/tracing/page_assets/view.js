@@ -5,7 +5,7 @@ const { steps, options } = trace;
 const { applyRules, drawn, sum } = sampling;
 const $ = (id) => document.getElementById(id + suffix);
 const ROWS = 12;
-const actual = { temperature: options.temperature, topK: options.top_k, topP: options.top_p, minP: options.min_p };
+const actual = { temperature: options.temperature, topK: options.top_k, topP: options.top_p, minP: options.min_p, typicalP: options.typical_p, epsilonCutoff: options.epsilon_cutoff, etaCutoff: options.eta_cutoff };
 let rules = { ...actual };
 let at = -1; // where there are no steps
 let all = false; // whether every stored candidate is listed
@@ -44,6 +44,8 @@ function about() {
   const rule = [
     actual.temperature === 0 ? "greedy" : `temperature ${actual.temperature}`,
     actual.topK != null && actual.temperature !== 0 ? `top-k ${actual.topK}` : "", actual.topP != null ? `top-p ${actual.topP}` : "", actual.minP ? `min-p ${actual.minP}` : "",
+    actual.typicalP != null ? `typical-p ${actual.typicalP}` : "", actual.epsilonCutoff ? `epsilon-cutoff ${actual.epsilonCutoff}` : "", actual.etaCutoff ? `eta-cutoff ${actual.etaCutoff}` : "",
+    options.no_repeat_ngram ? `no-repeat-ngram ${options.no_repeat_ngram}` : "", options.min_tokens ? `min-tokens ${options.min_tokens}` : "",
     options.max_kv_size ? `cache of ${options.max_kv_size} positions, ${options.keep} pinned` : "", `seed ${trace.seed}`,
   ];
   return [trace.model, ...rule.filter(Boolean)].join(" · ");
