@@ -157,13 +157,13 @@ SETTINGS = (
         "--epsilon-cutoff",
         type=OrOff(click.FLOAT),
         metavar="P|off",
-        help="Exclude tokens with a probability below P.",
+        help="Exclude tokens with a probability below P, but never the most probable one.",
     ),
     _setting(
         "--eta-cutoff",
         type=OrOff(click.FLOAT),
         metavar="P|off",
-        help="The same, with a lower limit where many tokens are possible.",
+        help="Like --epsilon-cutoff, with a lower limit where many tokens are possible.",
     ),
     _setting(
         "--greedy",
