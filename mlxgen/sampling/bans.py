@@ -87,7 +87,7 @@ class Banning:
         """Add the other's rows after those that are here."""
         self._chosen = self._chosen + other._chosen
         if self.bans.memory:
-            self._recent = mx.concatenate([self._recent, other.recent])
+            self._recent = mx.concatenate([self._recent, other._recent])
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keep only these rows, in this order."""
