@@ -16,7 +16,10 @@ const sampling = (() => {
     const divisor = temperature || 1;
     const weight = logits.map((logit, i) => (cutBy[i] ? 0 : Math.exp((logit - best) / divisor)));
     const masses = groupMasses(step.rest.groups, best, divisor);
-    const groups = step.rest.groups.map(([size, mean], i) => ({ size, mean, each: masses[i] / size, kept: size }));
+    const groups = step.rest.groups.map(([size, mean, variance], i) => {
+      const spread = variance / divisor ** 2;
+      return { mean, each: masses[i] / size, log: (mean - best) / divisor + spread / (1 + spread / 2), kept: size };
+    });
     const mass = () => sum(kept.map((i) => weight[i])) + restMass(groups);
     const count = () => kept.length + sum(groups.map((group) => group.kept));
     const total = mass();
@@ -110,10 +113,14 @@ const sampling = (() => {
   /** How many tokens of a group it takes to reach a mass, all of them at most. */
   const upTo = (mass, { each, kept }) => Math.min(kept, each ? Math.ceil(mass / each) : kept);
 
-  /** The entropy, in nats, of candidates and groups with these weights, which add up to `total`. */
+  /**
+   * The entropy, in nats, of candidates and groups with these weights, which add up to `total`. A group's log is the
+   * expected logarithm of its weights, each weight counted by itself (to the second order).
+   */
   function entropy(weights, groups, total) {
     const part = (w) => (w > 0 ? (-w / total) * Math.log(w / total) : 0);
-    return sum(weights.map(part)) + sum(groups.map((group) => group.kept * part(group.each)));
+    const ofGroup = ({ kept, each, log }) => ((kept * each) / total) * (Math.log(total) - log);
+    return sum(weights.map(part)) + sum(groups.map(ofGroup));
   }
 
   /** The token whose part of the line from 0 to 1 holds the step's random number; null where that cannot be told. */
