@@ -300,7 +300,7 @@ def test_the_page_computes_every_rule_as_the_run_did(
         )
         assert [name for name, _ in told] == [rule.name for rule in step.rules]
         for (_, kept), rule in zip(told, step.rules, strict=True):
-            assert int(kept) == pytest.approx(rule.kept, rel=0.03, abs=2)
+            assert int(kept) == pytest.approx(rule.kept, rel=0.06, abs=2)
         banned = [one.token for one in step.candidates if one.cut_by in ("no_repeat_ngram", "suppress_tokens")]
         bans += len(banned)
         browser.move("top-k", 201)
