@@ -18,7 +18,7 @@ TARGET static inline __attribute__((always_inline)) void DOTS_OF(int rows, int c
     int i = 0;
     for (; i + LANES <= size; i += LANES) {
         VECTOR from_x, from_w[TILE];
-        __builtin_prefetch(next + i);
+        __builtin_prefetch(next + i, 0, 2); /* into the second cache: the first holds this tile */
         for (int c = 0; c < columns; c++)
             memcpy(&from_w[c], w + c * w_row + i, sizeof(VECTOR));
         for (int r = 0; r < rows; r++) {
