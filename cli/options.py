@@ -18,6 +18,7 @@ from mlxgen.dtypes import WEIGHT_TYPES
 
 if TYPE_CHECKING:
     from mlxgen.generation.request import Request
+    from mlxgen.generation.searching import BeamOptions
     from mlxgen.model import Model
 
 model_option = click.option(
@@ -68,6 +69,33 @@ def guess_options(function: F) -> F:
         help="Guess tokens with a smaller model of the same vocabulary, such as distilgpt2 for gpt2-xl.",
     )
     return lookahead(draft(function))
+
+
+def beam_options(function: F) -> F:
+    """Add beam search. See `check_beams`."""
+    beams = click.option(
+        "--beams",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="Search for the most probable text with N beams instead of sampling; --num-samples prints the best ones.",
+    )
+    penalty = click.option(
+        "--length-penalty",
+        type=float,
+        default=1.0,
+        show_default=True,
+        metavar="X",
+        help="With --beams, divide log-probabilities by length^X: above 0 favours long texts, below 0 short ones.",
+    )
+    stopping = click.option(
+        "--early-stopping",
+        type=click.Choice(["off", "on", "never"]),
+        default="off",
+        show_default=True,
+        help="With --beams, end the search: on, as soon as N texts are finished; off, when a better one is unlikely;"
+        " never, when none is possible.",
+    )
+    return beams(penalty(stopping(function)))
 
 
 def file_options(function: F) -> F:
@@ -149,6 +177,31 @@ def check_request(ctx: click.Context, given: Mapping[str, Any]) -> Request:
     options["logit_bias"] = dict(given["logit_bias"]) or None
     options["temperature"] = _temperature(ctx, given["temperature"], given["greedy"])
     return check_options(**cast("Options", options))
+
+
+def check_beams(ctx: click.Context, given: Mapping[str, Any]) -> tuple[Request, BeamOptions] | None:
+    """The request and the search that `beam_options` describe; None without --beams. Raises OptionError.
+
+    Options that a search cannot have are refused on the command line, and have no effect from the environment.
+    """
+    from mlxgen.generation.request import Options
+    from mlxgen.generation.searching import SHARED, BeamOptions, check_shared
+
+    asked = {name for name in given if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE}
+    if given["beams"] is None:
+        if alone := asked & {"length_penalty", "early_stopping"}:
+            raise click.UsageError(f"--{min(alone).replace('_', '-')} needs --beams", ctx)
+        return None
+    if given["num_samples"] > given["beams"]:
+        raise click.UsageError(f"--num-samples must be at most --beams ({given['beams']})", ctx)
+    early_stopping = {"off": False, "on": True}.get(given["early_stopping"], given["early_stopping"])
+    options = {
+        name: given[name] for name in given if name in SHARED or (name in Options.__annotations__ and name in asked)
+    }
+    options["logit_bias"] = dict(given["logit_bias"]) or None
+    return check_shared(**options), BeamOptions(
+        given["beams"], given["num_samples"], given["length_penalty"], early_stopping
+    )
 
 
 def _temperature(ctx: click.Context, temperature: float, greedy: bool) -> float:

@@ -24,6 +24,7 @@ from typing import NamedTuple
 import mlxgen
 from mlxgen import blas, device
 from mlxgen.cli.bench.batches import BatchMeasurement, measure_batch
+from mlxgen.cli.bench.beams import SEARCHING, BeamMeasurement, measure_beams
 from mlxgen.cli.bench.measure import compare_decodes, measure
 from mlxgen.cli.bench.random_model import random_folder
 from mlxgen.cli.bench.sides import SIDES
@@ -87,6 +88,25 @@ def busy(folder: Path, runs: int) -> Iterator[Row]:
             yield from against_each(f"decode at context {context}, busy", decodes, {"ctranslate2": 1.5})
         yield against_the_best("prefill of 512 tokens, busy", prefills, 0.9)
         yield against_the_best("16 prompts, busy", batch_speeds(installed(), folder, 16, runs), 0.9)
+
+
+def beams(folder: Path, runs: int) -> Iterator[Row]:
+    """Beam search with 4 beams, prefill included, and MLX's peak against what it needs at least."""
+    sides = [side for side in installed() if side in SEARCHING]
+    for context in (32, 512):
+        found: dict[str, list[BeamMeasurement]] = {side: [] for side in sides}
+        for _ in range(runs):
+            for side in sides:
+                found[side].append(measure_beams(side, folder, context, NEW, 4))
+        same = len({tuple(one.tokens) for many in found.values() for one in many}) == 1
+        what = f"4 beams at context {context}, {'the same' if same else 'another'} text"
+        speeds = {side: statistics.median(one.tokens_per_second for one in many) for side, many in found.items()}
+        yield from against_each(what, speeds, {"transformers": 1.5})
+    model = mlxgen.load(str(folder))
+    weights = sum(array.nbytes for _, array in tree_flatten(model.decoder.parameters()))
+    peak = mlxgen.beam_search(model, list(range(512)), max_tokens=NEW, ignore_eos=True)[0].peak_memory
+    needed = weights + model.config.cache_bytes_per_token(4) * (512 + 4 * NEW)
+    yield Row("4 beams, peak against weights, prompt, 4 texts", peak / needed, f"{peak / 1e6:.0f} MB", "at most 1.2")
 
 
 def installed() -> list[str]:
@@ -239,7 +259,7 @@ def start(folder: Path, runs: int) -> Iterator[Row]:
 
 
 SECTIONS: dict[str, Callable[[Path, int], Iterator[Row]]] = {
-    f.__name__: f for f in (batch, decode, busy, context, lookahead, start, memory, graph)
+    f.__name__: f for f in (batch, decode, beams, busy, context, lookahead, start, memory, graph)
 }
 
 

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from mlxgen.generation.results import Candidate as Candidate
     from mlxgen.generation.results import Generation as Generation
     from mlxgen.generation.results import Step as Step
+    from mlxgen.generation.searching import BeamGeneration as BeamGeneration
+    from mlxgen.generation.searching import beam_search as beam_search
     from mlxgen.generation.session import Session as Session
     from mlxgen.model import Model as Model
     from mlxgen.model import load as load
@@ -63,6 +65,7 @@ _DEFINED_IN = {
     "Accuracy": "ranked_choices",
     "Answer": "generation.answer",
     "BatchGeneration": "generation.batching",
+    "BeamGeneration": "generation.searching",
     "Candidate": "generation.results",
     "ContextError": "errors",
     "GPT2": "network.decoder",
@@ -87,6 +90,7 @@ _DEFINED_IN = {
     "Trace": "tracing.record",
     "accuracy": "ranked_choices",
     "batch": "generation.batching",
+    "beam_search": "generation.searching",
     "generate": "generation.answer",
     "load": "model",
     "rank_choices": "ranked_choices",

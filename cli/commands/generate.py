@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from mlxgen.cli.options import (
+    beam_options,
+    check_beams,
     check_request,
     generation_options,
     guess_options,
@@ -17,18 +20,22 @@ from mlxgen.cli.options import (
     open_model,
     output_options,
 )
-from mlxgen.cli.output import chatty, say, say_statistics, stdout_is_terminal, write, write_json
-from mlxgen.cli.progress import prefill_bar
+from mlxgen.cli.output import chatty, count, say, say_statistics, size, stdout_is_terminal, write, write_json
+from mlxgen.cli.progress import prefill_bar, progress_bar
 from mlxgen.cli.prompt import read_prompt_or_ids
 
 if TYPE_CHECKING:
     from mlxgen.generation.answer import Answer
+    from mlxgen.generation.request import Request
     from mlxgen.generation.results import Generation
+    from mlxgen.generation.searching import BeamGeneration, BeamOptions
     from mlxgen.model import Model
 
 FULL_HINT = "Hint: the prompt fills all {:,} positions of the model; use --overflow slide to continue."
 END_HINT = "Hint: the answer ends where the model's {:,} positions are full; --overflow slide continues past them."
+BEAM_HINT = "Hint: the answer ends where the model's {:,} positions are full; --beams cannot go on past them."
 EMPTY_HINT = "Hint: the prompt is empty, so the text begins from the model's start token."
+LONG_SEARCH = 32  # tokens from which a bar is worth showing
 SPACE_HINT = "Hint: the prompt ends with a space. GPT-2's words begin with theirs, so text continues better without it."
 
 
@@ -38,6 +45,7 @@ SPACE_HINT = "Hint: the prompt ends with a space. GPT-2's words begin with their
 @model_options
 @generation_options
 @guess_options
+@beam_options
 @click.option(
     "--num-samples",
     type=click.IntRange(min=1),
@@ -71,6 +79,10 @@ def generate(ctx: click.Context, /, prompt: str | None, **given: Any) -> None:
     generated_tokens, prompt_tps and generation_tps (tokens per second), peak_memory (bytes), guesses and accepted
     (tokens guessed by --lookahead or --draft, and how many of them were right).
 
+    With --beams, the texts with the highest scores are printed, best first. --json then also has beams, logprob (of the
+    whole text, under the model) and score (what the texts are ranked by), seed is null, and generation_tps is in steps
+    of all beams.
+
     --lookahead changes the speed but not the text, and so does --draft for greedy text: in float32, unless two tokens
     are equally probable to about seven digits. For sampled text, --draft keeps the distribution, but a seed gives a
     different text than without it.
@@ -79,7 +91,8 @@ def generate(ctx: click.Context, /, prompt: str | None, **given: Any) -> None:
     from mlxgen.generation.request import sample_seeds
 
     text = read_prompt_or_ids(prompt, given["ids"])
-    request = check_request(ctx, given)
+    search = check_beams(ctx, given)
+    request = search[0] if search else check_request(ctx, given)
     if given["as_json"] and given["echo"]:
         raise click.UsageError("--json has the prompt as a key; leave out --echo")
     if given["logprobs"] and given["quiet"] and not given["as_json"]:
@@ -92,10 +105,13 @@ def generate(ctx: click.Context, /, prompt: str | None, **given: Any) -> None:
     if talk and isinstance(text, str) and (not text or text.endswith(" ")):
         say(SPACE_HINT if text else EMPTY_HINT)
     model = open_model(given)
-    request = open_draft(given, request, model).with_prompt(model, text)
+    request = (request if search else open_draft(given, request, model)).with_prompt(model, text)
     echo = given["echo"] if given["echo"] is not None else stdout_is_terminal()
     shown = "" if not echo else text if isinstance(text, str) else model.tokenizer.decode(text)
     request = replace(request, progress=prefill_bar(quiet))
+    if search:
+        _search(model, request, search[1], shown, given)
+        return
     hinted = False
     for sample, seed in enumerate(seeds):
         steps = answer(model, replace(request, seed=seed))
@@ -112,6 +128,36 @@ def generate(ctx: click.Context, /, prompt: str | None, **given: Any) -> None:
             hinted = True
         if talk:
             say_statistics(record)
+
+
+def _search(model: Model, request: Request, options: BeamOptions, echo: str, given: Mapping[str, Any]) -> None:
+    """Print the best texts of a beam search. echo: what to print before each of them."""
+    from mlxgen.generation.searching import find
+
+    bar = progress_bar("Searching", quiet=given["quiet"], least=LONG_SEARCH)
+    records = find(model, request, options, bar)
+    if bar:
+        bar.stop()
+    for sample, record in enumerate(records):
+        if given["as_json"]:
+            entries = _entries(model, record, sample, greedy=True)
+            write_json({**entries, "beams": options.beams, "logprob": record.logprob, "score": record.score})
+        else:
+            write(("\n" if sample else "") + echo + record.text + "\n")
+    if chatty(given["stats"], given["quiet"]):
+        if any(record.finish_reason == "context" for record in records):
+            say(BEAM_HINT.format(model.config.n_positions))
+        _say_search(records, options.beams)
+
+
+def _say_search(records: Sequence[BeamGeneration], beams: int) -> None:
+    first = records[0]
+    say(f"Prompt: {count(len(first.prompt_tokens), 'token')}, {first.prompt_tps:.1f} tokens/s")
+    speed = f"{count(first.steps, 'step')}, {first.generation_tps:.1f} steps/s"
+    say(f"Search: {count(beams, 'beam')}, {speed}. Peak memory: {size(first.peak_memory)}")
+    for number, record in enumerate(records, 1):
+        numbers = f"score {record.score:.4f}, log-probability {record.logprob:.4f}"
+        say(f"Answer {number}: {count(len(record.tokens), 'token')} ({record.finish_reason}), {numbers}")
 
 
 def _stream(steps: Answer, prompt: str) -> Generation:

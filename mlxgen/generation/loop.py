@@ -56,7 +56,7 @@ class Reader:
         guess: the guess at this choice, if there was one. guesses: see Step.
         """
         index, last, stops = self._count, self.ends_next, self._stops
-        _check_finite(chosen, index, self._adjusting)
+        check_finite(chosen.finite, chosen.from_model, index, self._adjusting)
         token = chosen.token
         self._count += 1
         self._context.accept(token)
@@ -178,11 +178,14 @@ def _choose(choose: Chooser, logits: mx.array, guess: list[Guess]) -> Choice:
     return choice
 
 
-def _check_finite(chosen: ChosenToken, index: int, adjusting: Sequence[str]) -> None:
-    """Raise NumericError if the logits were not finite, or the options named `adjusting` left no token."""
-    if chosen.finite:
+def check_finite(finite: bool, from_model: bool, index: int, adjusting: Sequence[str]) -> None:
+    """Raise NumericError if the logits of a step were not finite, or the options named `adjusting` left no token.
+
+    from_model: whether the model's own logits are finite.
+    """
+    if finite:
         return
-    if chosen.from_model:
+    if from_model:
         raise NumericError(
             f"step {index}: {' and '.join(adjusting)} removed every token, or made a logit NaN or +inf;"
             " they must leave at least one finite logit"

@@ -18,7 +18,13 @@ FOREIGN = {
     "do_sample": "temperature=0 for greedy text, and a temperature above 0 to sample",
     "greedy": "temperature=0",
     "top_n": "top_k",
-    "num_beams": "temperature=0, as there is no beam search",
+    "num_beams": "beams",
+    "beam_size": "beams",
+    "beam_width": "beams",
+    "beams": "beams",
+    "n_best": "beams",
+    "length_penalty": "beams",
+    "early_stopping": "beams",
     "repeat_penalty": "repetition_penalty",
     "no_repeat_ngram_size": "no_repeat_ngram",
     "bad_words_ids": "bad_words",
@@ -72,5 +78,7 @@ def way_out(name: str, known: Iterable[str]) -> str:
         return f"did you mean {near}?"
     ours = FOREIGN.get(name.lower(), "")
     if ours == "num_samples":
-        return "use num_samples of mlxgen.batch()"
+        return "did you mean n_best?" if "n_best" in known else "use num_samples of mlxgen.batch()"
+    if ours == "beams":
+        return "use mlxgen.beam_search()"
     return f"the options are {', '.join(known)}" if not ours or ours.isidentifier() else f"use {ours}"

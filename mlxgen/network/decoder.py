@@ -155,6 +155,8 @@ class GPT2(nn.Module):
     def _positions(self, L: int, offset: int | mx.array) -> mx.array:
         size = self.config.n_positions
         if isinstance(offset, mx.array):  # one offset per row, negative in rows padded on the left
+            if offset.ndim == 2:  # the positions themselves [B, L]
+                return offset
             return mx.clip(offset[:, None] + mx.arange(L), 0, size - 1)
         if offset + L > size:
             raise ContextError(

@@ -89,6 +89,11 @@ class Banning:
         if self.bans.memory:
             self._recent = mx.concatenate([self._recent, other._recent])
 
+    def reorder(self, rows: mx.array) -> None:
+        """Let the rows go on from these rows, int [n], which have all chosen the same number of tokens."""
+        self._chosen = self._chosen[:1] * len(rows)
+        self._recent = self._recent[rows]
+
     def keep(self, rows: Sequence[int]) -> None:
         """Keep only these rows, in this order."""
         self._chosen = [self._chosen[row] for row in rows]

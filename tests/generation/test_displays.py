@@ -44,10 +44,12 @@ def test_reprs_are_one_short_line_and_name_what_matters(model: Model) -> None:
     trace = mlxgen.trace(model, prompt, 3, seed=1)
     batch = next(iter(mlxgen.batch(model, [prompt], max_tokens=20, seed=1)))
     named = {"Model": model, "Generation": answer, "Step": steps[0], "Score": score, "Trace": trace}
-    named |= {"BatchGeneration": batch, "Session": session, "Tokenizer": model.tokenizer}
+    (beam,) = mlxgen.beam_search(model, prompt, max_tokens=20, ignore_eos=True)
+    named |= {"BeamGeneration": beam, "BatchGeneration": batch, "Session": session, "Tokenizer": model.tokenizer}
     for name, one in named.items():
         assert repr(one).startswith(f"{name}(") and len(repr(one)) < 160 and "\n" not in repr(one)
     assert "tokens=20, finish_reason='length'" in repr(answer) and excerpt(answer.text) in repr(answer)
+    assert f"logprob={beam.logprob:.4f}, score={beam.score:.4f}, finish_reason='length'" in repr(beam)
     assert f"loss={score.loss:.4f}, perplexity={score.perplexity:.4g}" in repr(score)
     assert f"token={steps[0].token}, text={steps[0].text!r}" in repr(steps[0])
     assert "finish_reason" not in repr(steps[0]) and "finish_reason='length'" in repr(steps[-1])
@@ -76,6 +78,13 @@ def test_a_notebook_shows_the_text_with_each_tokens_probability(model: Model) ->
     for row in answer.candidates:
         for candidate in row:
             assert any(repr(candidate.text) in line for line in told)
+
+
+def test_a_notebook_shows_an_answer_of_a_beam_search_like_any_other(model: Model) -> None:
+    (answer,) = mlxgen.beam_search(model, "Far <i>away</i>", max_tokens=12)
+    (_, prompt), *spans = Spans(answer._repr_html_()).spans
+    assert prompt == "Far <i>away</i>"
+    assert "".join(text for _, text in spans).removesuffix("∎") == answer.text
 
 
 def test_tokens_without_text_are_told_with_the_next_one() -> None:

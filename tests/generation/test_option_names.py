@@ -30,7 +30,9 @@ def test_the_help_of_generate_lists_every_option_and_its_default() -> None:
     [
         ("max_new_tokens", "did you mean max_tokens\\?"),
         ("do_sample", "use temperature=0 for greedy text"),
-        ("num_beams", "temperature=0"),
+        ("num_beams", r"mlxgen\.beam_search"),
+        ("beams", r"mlxgen\.beam_search"),
+        ("length_penalty", r"mlxgen\.beam_search"),
         ("no_repeat_ngram_size", "did you mean no_repeat_ngram\\?"),
         ("bad_words_ids", "did you mean bad_words\\?"),
         ("min_new_tokens", "did you mean min_tokens\\?"),
@@ -53,7 +55,7 @@ def test_an_unknown_option_names_the_nearest_of_ours(model: mlxgen.Model, name: 
 
 
 def test_what_is_recommended_is_there() -> None:
-    known = {*mlxgen.Options.__annotations__, "num_samples"}
+    known = {*mlxgen.Options.__annotations__, "num_samples", "beams"}
     for name, ours in FOREIGN.items():
         if name == ours:
             continue
