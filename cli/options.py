@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 from click.core import ParameterSource
 
-from mlxgen.cli.completion import complete_file, complete_model
+from mlxgen.cli.completion import complete_file, complete_folder, complete_model
 from mlxgen.cli.output import say
 from mlxgen.cli.settings import SETTINGS, F
 from mlxgen.dtypes import WEIGHT_TYPES
@@ -40,12 +40,18 @@ dtype_option = click.option(
 ids_option = click.option(
     "--ids", metavar="IDS", help='The prompt as token ids, such as "464 3290"; "-" reads them from standard input.'
 )
+adapter_option = click.option(
+    "--adapter",
+    metavar="FOLDER",
+    shell_complete=complete_folder,
+    help="An adapter of PEFT or mlx-lm (LoRA, DoRA) to merge into the model: a folder or a hub id.",
+)
 quiet_option = click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors to standard error.")
 
 
 def model_options(function: F) -> F:
     """Add which model to open, and how. See `open_model`."""
-    return model_option(revision_option(dtype_option(function)))
+    return model_option(adapter_option(revision_option(dtype_option(function))))
 
 
 def generation_options(function: F) -> F:
@@ -130,12 +136,14 @@ def open_model(given: Mapping[str, Any]) -> Model:
         from huggingface_hub.utils.tqdm import disable_progress_bars
 
         disable_progress_bars()
-    with _warnings_as_lines(given.get("quiet", False)):
-        return mlxgen.load(given["model"], revision=given["revision"], dtype=given["dtype"])
+    with warnings_as_lines(given.get("quiet", False)):
+        return mlxgen.load(
+            given["model"], revision=given["revision"], dtype=given["dtype"], adapter=given.get("adapter")
+        )
 
 
 @contextmanager
-def _warnings_as_lines(quiet: bool) -> Iterator[None]:
+def warnings_as_lines(quiet: bool = False) -> Iterator[None]:
     """Print each ModelWarning as one line to standard error."""
     from mlxgen.errors import ModelWarning
 
@@ -159,7 +167,7 @@ def open_draft(given: Mapping[str, Any], request: Request, model: Model) -> Requ
         return request
     from mlxgen.generation.draft import check_vocabulary
 
-    draft = open_model({**given, "model": given["draft"], "revision": None})
+    draft = open_model({**given, "model": given["draft"], "revision": None, "adapter": None})
     check_vocabulary(model, draft)
     return replace(request, draft=draft)
 

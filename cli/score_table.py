@@ -86,7 +86,7 @@ def score_files(contents: Sequence[tuple[str, bytes, bool]], given: Mapping[str,
     elif given["as_json"]:
         *found, total = results
         rows = [{"file": result.name, **result.entries} for result in found]
-        write_json({"model": model.name, "files": rows, "total": total.entries})
+        write_json({"model": model.label, "files": rows, "total": total.entries})
     else:
         _write_table(list(results))
 

@@ -41,7 +41,7 @@ except ImportError as error:
     ) from None
 
 DEFAULT_DEVICE = "cuda:0"  # what the harness says where the user says nothing
-MODEL_ARGS = ("model", "revision", "dtype", "batch_size", "max_length", "max_gen_toks", "stride")
+MODEL_ARGS = ("model", "revision", "dtype", "adapter", "batch_size", "max_length", "max_gen_toks", "stride")
 # Generation arguments of tasks that say how transformers should do what mlxgen does anyway, or that only repeat what is
 # the case: the value that may be ignored.
 IDLE = {"num_beams": (1,), "use_cache": (True, False), "num_return_sequences": (1,), "do_sample": (True, False)}
@@ -51,11 +51,11 @@ IDLE = {"num_beams": (1,), "use_cache": (True, False), "num_return_sequences": (
 class MlxgenLM(TemplateLM):
     """A model for lm-evaluation-harness.
 
-    model: its name, as for mlxgen.load(), or a loaded one. revision, dtype: as there. batch_size: how many texts are
-    processed at a time; "auto" for as many as are useful. max_length: positions to use, by default the model's whole
-    table. max_gen_toks: how many tokens are generated where a task does not say. stride: how far the windows of a long
-    text in a rolling task move, as in mlxgen.score(); by default the harness's own windows are used, which move by a
-    whole table. Raises OptionError for an unknown or invalid argument.
+    model: its name, as for mlxgen.load(), or a loaded one. revision, dtype, adapter: as there. batch_size: how many
+    texts are processed at a time; "auto" for as many as are useful. max_length: positions to use, by default the
+    model's whole table. max_gen_toks: how many tokens are generated where a task does not say. stride: how far the
+    windows of a long text in a rolling task move, as in mlxgen.score(); by default the harness's own windows are used,
+    which move by a whole table. Raises OptionError for an unknown or invalid argument.
     """
 
     def __init__(
@@ -64,6 +64,7 @@ class MlxgenLM(TemplateLM):
         *,
         revision: str | None = None,
         dtype: str | None = None,
+        adapter: str | None = None,
         batch_size: int | str | None = None,
         max_batch_size: int | str | None = None,
         max_length: int | None = None,
@@ -84,7 +85,9 @@ class MlxgenLM(TemplateLM):
         self.batch_size = _rows(batch_size) or limit
         check_whole("max_gen_toks", max_gen_toks, 1)
         self.max_gen_toks = max_gen_toks
-        self.model = model if isinstance(model, Model) else load(str(model), revision=revision, dtype=dtype)
+        if not isinstance(model, Model):
+            model = load(str(model), revision=revision, dtype=dtype, adapter=adapter)
+        self.model = model
         table = self.model.config.n_positions
         check_whole("max_length", table if max_length is None else max_length, 2, table)
         self.max_length = max_length or table
@@ -216,6 +219,7 @@ class MlxgenLM(TemplateLM):
             "model_num_parameters": self.model.config.n_parameters,
             "model_dtype": str(self.model.decoder.compute_dtype).removeprefix("mlx.core."),
             "model_source": self.model.source or self.model.name,
+            "model_adapter": self.model.adapter or None,
         }
 
 

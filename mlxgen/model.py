@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from numbers import Integral
+from pathlib import Path
 from typing import Any
 
 from mlxgen.errors import ContextError, OptionError
@@ -20,6 +21,7 @@ class Model:
     """A loaded model.
 
     end_tokens: the token ids that end an answer. source: what other programs open it by, a folder or a hub id.
+    adapter: the folder or hub id of the adapter that was merged into it, and adapter_digest a hash of its files.
     """
 
     name: str
@@ -28,23 +30,37 @@ class Model:
     tokenizer: Tokenizer
     end_tokens: frozenset[int]
     source: str = ""
+    adapter: str = ""
+    adapter_digest: str = ""
+
+    @property
+    def label(self) -> str:
+        """What it is called in results: its name, and the adapter's where one was merged into it."""
+        return f"{self.name} with {self.adapter}" if self.adapter else self.name
 
     def __repr__(self) -> str:
         c = self.config
-        return f"Model({self.name!r}, n_layer={c.n_layer}, n_embd={c.n_embd}, n_head={c.n_head})"
+        return f"Model({self.label!r}, n_layer={c.n_layer}, n_embd={c.n_embd}, n_head={c.n_head})"
 
 
-def load(name: str = "fairy-tales", *, revision: str | None = None, dtype: str | None = None) -> Model:
+def load(
+    name: str = "fairy-tales",
+    *,
+    revision: str | None = None,
+    dtype: str | None = None,
+    adapter: str | Path | None = None,
+) -> Model:
     """Open a model: "fairy-tales" (bundled), a local folder, a hub id, or an alias such as "gpt2".
 
     dtype: the type to compute in, "float32", "float16" or "bfloat16"; None is that of the weights on a GPU, and
     float32 on the CPU, where others are far slower. Logits are always computed in float32.
-    revision: a branch, tag or commit on the hub. Missing files are downloaded into huggingface_hub's cache. Raises
-    ModelError with the reason and what to do.
+    revision: a branch, tag or commit on the hub. Missing files are downloaded into huggingface_hub's cache.
+    adapter: the folder or hub id of an adapter of PEFT or mlx-lm (LoRA, DoRA, or mlx-lm's full fine-tune), which is
+    merged into the weights. Raises ModelError with the reason and what to do.
     """
     from mlxgen.weights import open_model
 
-    return open_model(name, revision=revision, dtype=dtype)
+    return open_model(name, revision=revision, dtype=dtype, adapter=adapter)
 
 
 def encode_prompt(model: Model, prompt: object, *, begins: bool = False, must_fit: bool = False) -> list[int]:

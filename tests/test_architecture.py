@@ -46,6 +46,7 @@ HOUSE = {
     "mlxgen.weights": """
                 conversion | metal_speed
                   load | local_models
+                       adapters
                         sources
                           hub
                        parameters

@@ -23,6 +23,7 @@ from mlxgen import device
 from mlxgen.cli.main import COMMANDS, main
 
 from .support import tensorflow_checkpoints, torch_gpts
+from .support.adapters import write_peft
 from .support.llmc import write_llmc
 from .support.markdown import Page
 from .support.models import published, tiny_gpt2
@@ -66,10 +67,11 @@ MEASURED = re.compile(r" (ms|tokens/s)")
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with tiny stand-ins for the models that the pages name, and checkpoints of nanoGPT and minGPT."""
+    """A folder with tiny stand-ins for the models and the adapter that the pages name, nanoGPT's and minGPT's too."""
     folder = tmp_path_factory.mktemp("models")
     for seed, name in enumerate(MODELS):
         tiny_gpt2(seed, n_embd=64, n_layer=1).write(folder / name)
+    write_peft(folder / "my-adapter", tiny_gpt2(0, n_embd=64, n_layer=1))
     shape = {"n_positions": 16, "n_layer": 1, "n_head": 2, "width": 32}
     characters = {character: number for number, character in enumerate("abcdefgh \n")}
     (folder / "characters.json").write_text(json.dumps(characters))

@@ -18,6 +18,7 @@ from mlxgen.cli.main import main
 from mlxgen.errors import OptionError
 from mlxgen.lm_eval import MlxgenLM
 
+from .support.adapters import write_peft
 from .support.models import tiny_gpt2
 
 N_POSITIONS = 64
@@ -141,6 +142,17 @@ def test_model_arguments_are_checked(folder: str) -> None:
             MlxgenLM(**({"model": folder} | given))
     given = MlxgenLM.create_from_arg_string(f"model={folder},dtype=float16,max_length=32", {"device": "cuda:0"})
     assert given.max_length == 32 and given.get_model_info()["model_dtype"] == "float16"
+
+
+def test_an_adapter_is_merged_as_hf_does(tmp_path: Path, folder: str) -> None:
+    from lm_eval.models.huggingface import HFLM
+
+    adapter = write_peft(tmp_path / "adapter", tiny_gpt2())
+    ours = MlxgenLM.create_from_arg_string(f"model={folder},adapter={adapter}")
+    theirs = HFLM(pretrained=folder, peft=str(adapter), device="cpu", dtype="float32", batch_size=1)
+    asked = requests("loglikelihood", ("the frog", " and the king"))
+    assert ours.loglikelihood(asked)[0][0] == pytest.approx(theirs.loglikelihood(asked)[0][0], abs=1e-3)
+    assert ours.get_model_info()["model_adapter"] == str(adapter)
 
 
 def test_chat_templates_are_written_as_hf_writes_them(ours: MlxgenLM, theirs: Any) -> None:

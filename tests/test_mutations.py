@@ -24,12 +24,13 @@ from mlxgen.weights.sources.pytorch import read_pickle, state_dict
 
 from .support import hub as support_hub
 from .support import tensorflow_checkpoints
+from .support.adapters import write_mlx_lm, write_peft
 from .support.gguf_files import write_gguf
 from .support.llmc import write_llmc
 from .support.models import published, tiny_gpt2
 from .support.mutations import mutations, refused_or_read
 
-TINY = tiny_gpt2(n_embd=32, n_layer=1, n_positions=16)
+TINY = tiny_gpt2(n_embd=32, n_layer=1, n_positions=16, n_ctx=16, layer_norm_epsilon=1e-5)
 LONG = 20  # times as many cases with --runslow
 
 
@@ -88,6 +89,28 @@ def test_quantized_folders(whole: Path, tmp_path: Path, cases: Callable[[int], i
     folder = convert(whole, tmp_path / "packed", quantize=4, group_size=32).folder
     data = (folder / file).read_bytes()
     assert refused_or_read(folder / file, data, cases(120), read_or_not_finite(folder)) > 0
+
+
+ADAPTERS = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin", "adapters.safetensors")
+
+
+@pytest.mark.filterwarnings("ignore::mlxgen.errors.ModelWarning")
+@pytest.mark.parametrize("file", ADAPTERS)
+def test_adapters(whole: Path, tmp_path: Path, cases: Callable[[int], int], file: str) -> None:
+    if file == "adapters.safetensors":
+        adapter = write_mlx_lm(tmp_path / "adapter", whole, num_layers=1)
+    else:
+        options = {"rank_pattern": {"h.0.attn.c_attn": 2}, "trainable_token_indices": [1, 2], "use_dora": True}
+        adapter = write_peft(tmp_path / "adapter", TINY, pickled=file.endswith(".bin"), **options)
+
+    def read() -> object:
+        model = mlxgen.load(str(whole), adapter=adapter)
+        try:
+            return mlxgen.generate(model, [1, 2], max_tokens=2)
+        except mlxgen.errors.NumericError:
+            return None
+
+    assert refused_or_read(adapter / file, (adapter / file).read_bytes(), cases(200), read) > 0
 
 
 @pytest.mark.parametrize("zipped", [True, False])

@@ -2,25 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 import mlx.core as mx
 
 from mlxgen.dtypes import BFLOAT16, BY_TAG, DType
 from mlxgen.network.config import GPT2Config, Quantization
-from mlxgen.weights.layouts import HEAD, Layout, ParameterSource
+from mlxgen.weights.layouts import HEAD, Layout, ParameterSource, decoder_shapes
 
 Read = Callable[[ParameterSource], mx.array]
 
 
 @dataclass(frozen=True, slots=True)
+class Change:
+    """What an adapter makes of a parameter. base: the stored parameter that it begins with, of the same name or not.
+
+    apply: from float32 [out, in] to the same type; a new vocabulary gives another number of rows.
+    """
+
+    base: str
+    apply: Callable[[mx.array], mx.array]
+
+
+@dataclass(frozen=True, slots=True)
 class DecoderWeights:
-    """A matched checkpoint whose tensors are read by name. Weights are [out, in]. Made by `decoder_weights`."""
+    """A matched checkpoint whose tensors are read by name. Weights are [out, in]. Made by `decoder_weights`.
+
+    changes: the parameters that an adapter changes, by their names.
+    """
 
     config: GPT2Config
     layout: Layout
     read: Read
+    changes: Mapping[str, Change] = field(default_factory=dict)
+
+    @property
+    def packed(self) -> dict[str, Quantization]:
+        """The layers that are packed as they are stored. One that an adapter changes is not."""
+        packed = self.layout.packed.items()
+        return {path: entry for path, entry in packed if f"{path}.weight" not in self.changes}
+
+    def bytes_where_packed(self, itemsize: int) -> int:
+        """Bytes in memory where packed layers stay packed, but for those that an adapter changes.
+
+        itemsize: of their numbers.
+        """
+        changed = [path for path in self.layout.packed if path not in self.packed]
+        names = [f"{path}.{kind}" for path in changed for kind in ("weight", "scales", "biases")]
+        before = sum(self.layout.sources[name].tensor.nbytes for name in names if name in self.layout.sources)
+        shapes = decoder_shapes(self.config)
+        after = sum(math.prod(shapes[f"{path}.weight"]) * itemsize for path in changed)
+        return self.layout.nbytes - before + after
 
     def stored(self, target: str) -> mx.array:
         """One tensor as it is stored, turned to [out, in]; lazy."""
@@ -28,11 +62,32 @@ class DecoderWeights:
         array = self.read(source)
         return array.T if source.transpose else array
 
+    def stored_parts(self, path: str) -> dict[str, mx.array]:
+        """The tensors of a packed layer, by their names: its weight, scales, and biases where it has them; lazy."""
+        names = (f"{path}.{kind}" for kind in ("weight", "scales", "biases"))
+        return {name: self.stored(name) for name in names if name in self.layout.sources}
+
     def unpacked(self, target: str, dtype: mx.Dtype | None = None) -> mx.array:
         """One parameter as floating-point numbers, whether it is packed or not; lazy.
 
-        dtype: the type to unpack in, where the packing leaves it open; None is that of the scales.
+        dtype: the type to unpack in, where the packing leaves it open; None is that of the scales. A parameter that an
+        adapter changes is float32.
         """
+        change = self.changes.get(target)
+        if change is not None:
+            return change.apply(self._unpacked(change.base, mx.float32).astype(mx.float32))
+        return self._unpacked(target, dtype)
+
+    def unpacked_dtype(self, target: str) -> DType:
+        """The type that the stored parameter is unpacked to."""
+        target = self.changes[target].base if target in self.changes else target
+        entry = self._packing(target)
+        if entry is not None and entry.mode != "affine":
+            return BFLOAT16  # mx.dequantize gives it for scales that are powers of two
+        source = target if entry is None else target.removesuffix("weight") + "scales"
+        return BY_TAG[self.layout.sources[source].tensor.dtype]
+
+    def _unpacked(self, target: str, dtype: mx.Dtype | None) -> mx.array:
         path = target.removesuffix(".weight")
         entry = self._packing(target)
         if entry is None:
@@ -49,14 +104,6 @@ class DecoderWeights:
             bits=entry.bits,
             mode=entry.mode,
         )
-
-    def unpacked_dtype(self, target: str) -> DType:
-        """The type that `unpacked` gives."""
-        entry = self._packing(target)
-        if entry is not None and entry.mode != "affine":
-            return BFLOAT16  # mx.dequantize gives it for scales that are powers of two
-        source = target if entry is None else target.removesuffix("weight") + "scales"
-        return BY_TAG[self.layout.sources[source].tensor.dtype]
 
     def _packing(self, target: str) -> Quantization | None:
         return self.layout.packed.get(target.removesuffix(".weight")) if target.endswith(".weight") else None

@@ -200,4 +200,4 @@ def _lines() -> Iterator[tuple[int, str, Exception | None]]:
 
 def _greeting(conversation: Conversation) -> str:
     how = TEMPLATES[conversation.template.name]
-    return f"{conversation.session.model.name}, {how}. /help lists the commands."
+    return f"{conversation.session.model.label}, {how}. /help lists the commands."

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mlxgen.cli.completion import complete_file, complete_folder, complete_source
-from mlxgen.cli.options import revision_option
+from mlxgen.cli.options import adapter_option, revision_option
 from mlxgen.cli.output import say, size, write, write_json
 from mlxgen.cli.progress import progress_bar
 
@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     help='A tokenizer for weights without one: a JSON file {"character": id, ...}, a tokenizer.json, a folder, '
     "or a hub id.",
 )
+@adapter_option
 @click.option("--force", is_flag=True, help="Replace the output folder if it holds a model, or the GGUF file.")
 @click.option("--verify", is_flag=True, help="Compare the logits and the perplexity of a text before and after.")
 @click.option("--upload", "repo", metavar="REPO", help="Upload the folder to the hub as REPO (owner/name).")
@@ -89,10 +90,12 @@ def convert(
     any other program      a GPT-2 state dict (.pt, .bin, .safetensors), with --config
 
     A converted folder can be converted again. PyTorch files need the package torch; code in them is never run.
+    --adapter merges an adapter into the weights first; --verify compares the result with the merged weights.
 
     --json prints one object with these keys: source, kind, to, folder (or file), name (for -m), chat_template
     (whether there is one), n_parameters, bytes_before, bytes_after, dtype,
-    quantization (bits, group_size; or null), cache_bytes_per_token, tokenizer, warnings, verification (tokens,
+    quantization (bits, group_size; or null), cache_bytes_per_token, tokenizer, adapter (its name and kind; or null),
+    warnings, verification (tokens,
     largest_difference, perplexity_before, perplexity_after; or null), uploaded (an address, or null).
     """
     from mlxgen.errors import OptionError
@@ -130,6 +133,8 @@ def _summary(done: Conversion, address: str | None) -> list[tuple[str, str]]:
         ("cache", f"{done.cache_bytes_per_token:,} bytes per token"),
         ("tokenizer", done.tokenizer),
     ]
+    if done.adapter is not None:
+        lines.insert(1, ("adapter", done.adapter))
     if done.assumed_activation is not None:
         lines.append(("activation", f"{done.assumed_activation} is assumed; set another with --config FILE"))
     if v is not None:

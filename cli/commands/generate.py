@@ -173,7 +173,7 @@ def _stream(steps: Answer, prompt: str) -> Generation:
 
 def _entries(model: Model, record: Generation, sample: int, *, greedy: bool) -> dict[str, Any]:
     return {
-        "model": model.name,
+        "model": model.label,
         "prompt": record.prompt,
         "text": record.text,
         "tokens": record.tokens,

@@ -138,7 +138,7 @@ def _score_text(text: str, given: dict[str, Any]) -> None:
     bar = progress_bar("Scoring", quiet=given["quiet"], least=LONG_TEXT)
     found = mlxgen.score(model, text, **{name: given[name] for name in SCORE_OPTIONS}, progress=bar)
     if given["as_json"]:
-        write_json({"model": model.name, "text": found.text, **score_entries(found, per_token=True)})
+        write_json({"model": model.label, "text": found.text, **score_entries(found, per_token=True)})
         return
     if given["per_token"]:
         _write_tokens(model, found)

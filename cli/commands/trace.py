@@ -113,7 +113,9 @@ def trace(ctx: click.Context, /, prompt: str | None, **given: Any) -> None:
     runs = [(open_model(given), request)]
     if second is not None:
         named = given["compare"]
-        runs.append((open_model({**given, "model": named, "revision": None}) if named else runs[0][0], second))
+        runs.append(
+            (open_model({**given, "model": named, "revision": None, "adapter": None}) if named else runs[0][0], second)
+        )
     for model, _ in runs:
         checked_heads(model, heads)
     records = [

@@ -43,6 +43,7 @@ def answer_file(source: str, request: Request, given: Mapping[str, Any]) -> None
             **{name: value for name, value in options.items() if name in given},
             "model": given["model"],
             "revision": given["revision"],
+            "adapter": given["adapter"],
             "dtype": given["dtype"],
             "with_logprobs": given["logprobs"],
         },

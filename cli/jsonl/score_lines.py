@@ -34,7 +34,7 @@ def score_file(source: str, given: Mapping[str, Any], content: bytes | None = No
         model = open_model(given)
         return lambda lines, _ordered: _score_lines(model, lines, given)
 
-    options = (*SCORE_OPTIONS, "delimiter", "per_token", "model", "revision", "dtype")
+    options = (*SCORE_OPTIONS, "delimiter", "per_token", "model", "revision", "dtype", "adapter")
     run_lines(
         input_of_lines(source, content),
         given["output"],

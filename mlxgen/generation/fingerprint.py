@@ -24,9 +24,11 @@ OTHER_FACTS = (
 def fingerprint(model: Model) -> str:
     """Hash the config and a sample of every tensor into 32 hexadecimal digits, independent of the memory layout.
 
-    Packed weights have the fingerprint that they have unpacked.
+    Packed weights have the fingerprint that they have unpacked. An adapter counts itself: it may change few numbers.
     """
     facts = {name: value for name, value in asdict(model.config).items() if name not in OTHER_FACTS}
+    if model.adapter_digest:
+        facts["adapter"] = model.adapter_digest
     digest = hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16)
     # Unpacking may round the last bit differently on another device.
     dtype = mx.bfloat16 if model.config.quantization else mx.float32

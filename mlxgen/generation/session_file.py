@@ -63,7 +63,7 @@ def write(state: ContextState, model: Model, path: str | Path, notes: Mapping[st
         "mlxgen": FORMAT,
         "model": model.source or model.name,  # this and tokenizer_config are for mlx-lm's commands
         "tokenizer_config": "{}",
-        "model_name": model.name,
+        "model_name": model.label,
         "fingerprint": fingerprint(model),
         "tokens": json.dumps(state.tokens, separators=(",", ":")),
         "session": json.dumps(_facts(state)),
@@ -133,7 +133,9 @@ def _check_own(path: Path, model: Model, arrays: Mapping[str, mx.array], own: Ma
     if own["mlxgen"] != FORMAT:
         _refuse(path, "it was written by another version of mlxgen")
     if own.get("fingerprint") != fingerprint(model):
-        _refuse(path, f"it belongs to another model ({printable(str(own.get('model_name')))}), not to {model.name}")
+        _refuse(
+            path, f"it belongs to another model ({printable(str(own.get('model_name')), 200)}), not to {model.label}"
+        )
     if own.get("digest") != _digest(arrays, own):
         _refuse(path, "its contents were changed after it was saved")
 

@@ -83,7 +83,7 @@ def trace_request(
         traced.append(_step(model, step, seen, seconds, traced[-1].total_logprob if traced else 0.0))
     config = model.config
     return NotebookTrace(
-        model=model.name,
+        model=model.label,
         n_layer=config.n_layer,
         n_head=config.n_head,
         n_embd=config.n_embd,

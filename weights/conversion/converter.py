@@ -13,6 +13,8 @@ from mlxgen.dtypes import BY_NAME
 from mlxgen.errors import MlxgenError, ModelError, reason_of
 from mlxgen.network.config import GPT2Config, Quantization
 from mlxgen.reading import reading
+from mlxgen.weights.adapters.adapter import Adapter, open_adapter
+from mlxgen.weights.adapters.merge import merge
 from mlxgen.weights.conversion.card import model_card
 from mlxgen.weights.conversion.folder_output import check_space, write_model_folder
 from mlxgen.weights.conversion.gguf_file import check_gguf, gguf_tensors, gguf_type, model_entries
@@ -35,6 +37,7 @@ from mlxgen.weights.conversion.verification import compare
 from mlxgen.weights.conversion.weight_format import GROUP_SIZE, WeightFormat, weight_format
 from mlxgen.weights.conversion.written_config import config_entries, mlx_lm_limits
 from mlxgen.weights.files.headers import main_dtype
+from mlxgen.weights.files.model_folder import has_tokenizer
 from mlxgen.weights.files.replace_folder import check_free, replacing_folder
 from mlxgen.weights.files.writer import WriteProgress
 from mlxgen.weights.hub.converted import converted_model
@@ -45,6 +48,11 @@ from mlxgen.weights.parameters import DecoderWeights, decoder_weights
 from mlxgen.weights.sources.checkpoint import Checkpoint
 from mlxgen.weights.sources.detect import open_checkpoint
 
+REPACKED = (
+    "the layers that the adapter changes are quantized again, as the source is, which rounds what it adds; --verify"
+    " shows how much that changes, and --dequantize keeps it exactly"
+)
+
 
 def convert(
     source: str | Path,
@@ -54,6 +62,7 @@ def convert(
     revision: str | None = None,
     config: str | Path | None = None,
     vocab: str | Path | None = None,
+    adapter: str | Path | None = None,
     dtype: str | None = None,
     quantize: int | None = None,
     group_size: int = GROUP_SIZE,
@@ -71,10 +80,11 @@ def convert(
     minGPT's state dict, or any other GPT-2 state dict. The format is detected automatically. output: the folder to
     write, by default one in `converted_folder()`, named after the source and the new format; for GGUF a file, by
     default in the current folder. to: "mlx", "hf" (for transformers) or "gguf" (for llama.cpp). config: a config.json
-    for weights without one. vocab: a vocabulary or tokenizer for weights without one. dtype: "float32", "float16" or
-    "bfloat16"; by default as stored. quantize: 4 or 8 bits, with one scale for each group_size weights (32, 64, 128);
-    keep_head leaves the embeddings and the head unquantized. dequantize unpacks a quantized source. force replaces an
-    existing model folder or GGUF file. verify compares the source and the result on a text. progress is called with
+    for weights without one. vocab: a vocabulary or tokenizer for weights without one. adapter: an adapter of PEFT or
+    mlx-lm to merge into the weights, a folder or a hub id. dtype: "float32", "float16" or "bfloat16"; by default as
+    stored. quantize: 4 or 8 bits, with one scale for each group_size weights (32, 64, 128); keep_head leaves the
+    embeddings and the head unquantized. dequantize unpacks a quantized source. force replaces an existing model folder
+    or GGUF file. verify compares the source, with its adapter, and the result on a text. progress is called with
     (tensors written, tensors in all, name of the last), warn with each warning at once.
 
     One parameter at a time is in memory. The result is written beside its place and renamed into it.
@@ -92,22 +102,28 @@ def convert(
     source = str(source)
     target = None if output is None else Path(output).expanduser()
     if target is None and to != GGUF:
-        target = default_output(source, to, target_format)
+        target = default_output(source, to, target_format, adapter=adapter)
     if target is not None:
         target = _free(target, to, force=force)
+    opened = None if adapter is None else open_adapter(adapter)
     with naming_hidden_model(source), reading(source):
         checkpoint = open_checkpoint(source, revision=revision, config=None if config is None else Path(config))
         model_config, layout = _matched(checkpoint)
     weights = decoder_weights(model_config, layout, lambda part: checkpoint.tensors[part.name].read())
+    if opened is not None:
+        with reading(opened.folder):
+            weights = merge(weights, opened, add_warning)
     model_config = weights.config
     if target is None:
-        target = _free(default_output(source, to, target_format, gguf_type(weights, target_format)), to, force=force)
+        stored_as = gguf_type(weights, target_format)
+        target = _free(default_output(source, to, target_format, stored_as, adapter=adapter), to, force=force)
     _check_not_source(target, checkpoint)
     with reading(checkpoint.folder if vocab is None else str(vocab)):
-        files, tokenizer = choose_tokenizer(checkpoint, model_config.vocab_size, None if vocab is None else str(vocab))
+        given = None if vocab is None else str(vocab)
+        files, tokenizer = _tokenizer(checkpoint, opened, model_config.vocab_size, given)
     for note in (*layout.notes, *(mlx_lm_limits(model_config) if to == MLX else ())):
         add_warning(note)
-    job = _Job(source, target, to, checkpoint, weights, files, tokenizer, target_format)
+    job = _Job(source, target, to, _with_adapter(checkpoint, opened), weights, files, tokenizer, target_format)
     written = (_to_gguf if to == GGUF else _to_folder)(job, force, verify, progress, add_warning)
     return Conversion(
         source=source,
@@ -123,6 +139,7 @@ def convert(
         quantization=written.quantization,
         cache_bytes_per_token=model_config.cache_bytes_per_token(BY_NAME[written.dtype].itemsize),
         tokenizer=tokenizer,
+        adapter=f"{opened.name} ({opened.kind})" if opened else None,
         assumed_activation=model_config.activation_function if checkpoint.activation_assumed else None,
         warnings=tuple(warnings),
         verification=written.verification,
@@ -150,6 +167,9 @@ def _to_folder(job: _Job, force: bool, verify: bool, progress: WriteProgress | N
         groups = [as_conv1d(group) for group in unpacked]
     else:
         groups = plan_tensors(job.weights, target_format, warn)
+        repacked = len(job.weights.packed) < len(job.weights.layout.packed)
+        if repacked and target_format.quantization is None and not target_format.dequantize:
+            warn(REPACKED)
     tensors = [tensor for group in groups for tensor in group.tensors.values()]
     n_bytes = sum(tensor.nbytes for tensor in tensors)
     stored_as = main_dtype(tensors).name
@@ -215,6 +235,23 @@ def _matched(checkpoint: Checkpoint) -> tuple[GPT2Config, Layout]:
         return config, match(checkpoint.stored, config, checkpoint.settings)
     except ModelError as error:
         raise ModelError(f"{checkpoint.path}: {error}") from None
+
+
+def _tokenizer(
+    checkpoint: Checkpoint, adapter: Adapter | None, vocab_size: int, vocab: str | None
+) -> tuple[Files, str]:
+    """The tokenizer files, and in words where they are from. An adapter's own come before the source's."""
+    if adapter is None or vocab is not None or not has_tokenizer(adapter.folder):
+        return choose_tokenizer(checkpoint, vocab_size, vocab)
+    files, _ = choose_tokenizer(replace(checkpoint, folder=adapter.folder, tokenizer=None), vocab_size)
+    return files, "the adapter's"
+
+
+def _with_adapter(checkpoint: Checkpoint, adapter: Adapter | None) -> Checkpoint:
+    """The checkpoint, whose kind tells of the adapter, for the model card and the record of a folder's origin."""
+    if adapter is None:
+        return checkpoint
+    return replace(checkpoint, kind=f"{checkpoint.kind}, with the adapter {adapter.name} ({adapter.kind})")
 
 
 def _check_not_source(target: Path, checkpoint: Checkpoint) -> None:

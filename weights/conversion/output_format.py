@@ -34,18 +34,24 @@ def check_output_format(to: str, target_format: WeightFormat, output: str | Path
         raise OptionError(f"{printable(str(output))} is the name of a GGUF file; add --to gguf")
 
 
-def default_output(source: str, to: str, target_format: WeightFormat, stored_as: str = "") -> Path:
+def default_output(
+    source: str, to: str, target_format: WeightFormat, stored_as: str = "", *, adapter: str | Path | None = None
+) -> Path:
     """Where a conversion goes: a folder among the converted models, or a GGUF file in the current folder.
 
     stored_as: the type of the weights in a GGUF file, as llama.cpp calls it.
     """
     if to == GGUF:
-        return Path(f"{name_of(source)}-{stored_as}.gguf")
-    return converted_folder() / default_name(source, to, target_format)
+        return Path(f"{_with_adapter(name_of(source), adapter)}-{stored_as}.gguf")
+    return converted_folder() / default_name(source, to, target_format, adapter)
 
 
-def default_name(source: str, to: str, target_format: WeightFormat) -> str:
-    """The name of a conversion: the last part of the source's name, and the format, such as "gpt2-4bit".
+def _with_adapter(name: str, adapter: str | Path | None) -> str:
+    return name if adapter is None else f"{name}-{name_of(str(adapter))}"
+
+
+def default_name(source: str, to: str, target_format: WeightFormat, adapter: str | Path | None = None) -> str:
+    """The name of a conversion: the last part of the source's name, the adapter's, and the format, as in "gpt2-4bit".
 
     A file with a generic name, such as ckpt.pt, is named after its folder. No name is one that already means a model,
     or that of something in the current directory.
@@ -53,6 +59,7 @@ def default_name(source: str, to: str, target_format: WeightFormat) -> str:
     name = name_of(source)
     if target_format.quantization is not None or target_format.dequantize or to == HF:
         name = re.sub(r"-[48]bit$", "", name)  # the source's own format
+    name = _with_adapter(name, adapter)
     if target_format.quantization is not None:
         return f"{name}-{target_format.quantization.bits}bit"
     if target_format.dtype is not None:

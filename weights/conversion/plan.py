@@ -58,7 +58,10 @@ def _parameter(
     packed = name.endswith(".weight") and path in weights.layout.packed
     quantization = target_format.quantization
     if packed and quantization is None and not target_format.dequantize:
-        return _packed_layer(weights, path, target_format.dtype, warn)
+        if path in weights.packed:
+            return _packed_layer(weights, path, target_format.dtype, warn)
+        entry = weights.layout.packed[path]  # an adapter has changed it: it is packed again as it was
+        return _quantized_layer(weights, path, shape, target_format.dtype or weights.unpacked_dtype(name), entry, warn)
     dtype = target_format.dtype or weights.unpacked_dtype(name)
     if quantization is not None and _quantizable(path, shape, quantization, target_format.keep_head):
         return _quantized_layer(weights, path, shape, dtype, quantization, warn)
@@ -83,17 +86,17 @@ def _quantized_layer(
     weights: DecoderWeights, path: str, shape: Shape, dtype: DType, quantization: Quantization, warn: Warn
 ) -> TensorGroup:
     rows, columns = shape
-    group_size, bits = quantization.group_size, quantization.bits
+    group_size, bits, mode = quantization.group_size, quantization.bits, quantization.mode
     groups = (rows, columns // group_size)
-    tensors = {
-        f"{path}.weight": TensorEntry("U32", (rows, columns * bits // 32)),
-        f"{path}.scales": TensorEntry(dtype.tag, groups),
-        f"{path}.biases": TensorEntry(dtype.tag, groups),
-    }
+    tensors = {f"{path}.weight": TensorEntry("U32", (rows, columns * bits // 32))}
+    if mode == "affine":
+        tensors |= {f"{path}.{kind}": TensorEntry(dtype.tag, groups) for kind in ("scales", "biases")}
+    else:
+        tensors[f"{path}.scales"] = TensorEntry("U8", groups)
 
     def compute() -> Sequence[mx.array]:
         array = cast(weights.unpacked(f"{path}.weight"), f"{path}.weight", dtype, warn)
-        return mx.quantize(array, group_size=group_size, bits=bits)  # what nn.quantize stores
+        return mx.quantize(array, group_size=group_size, bits=bits, mode=mode)  # what nn.quantize stores
 
     return TensorGroup(tensors, compute)
 

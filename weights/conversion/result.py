@@ -38,6 +38,7 @@ class Conversion:
     quantization: Quantization | None
     cache_bytes_per_token: int
     tokenizer: str  # where it is from
+    adapter: str | None  # that was merged into the weights
     assumed_activation: str | None  # of a state dict, which does not record it
     warnings: tuple[str, ...]
     verification: Verification | None
@@ -58,6 +59,7 @@ class Conversion:
             "quantization": {"bits": q.bits, "group_size": q.group_size} if q else None,
             "cache_bytes_per_token": self.cache_bytes_per_token,
             "tokenizer": self.tokenizer,
+            "adapter": self.adapter,
             "warnings": list(self.warnings),
             "verification": asdict(v) if v else None,
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from mlxgen.errors import ModelError, printable
@@ -18,6 +19,8 @@ TORCH_INDEX = "pytorch_model.bin.index.json"
 TORCH_WEIGHTS = (TORCH_SINGLE, TORCH_INDEX, "pytorch_model-*-of-*.bin")
 ADAPTER_CONFIG = "adapter_config.json"
 ORIGIN = "converted_from.json"  # see `origin`
+PEFT_ADAPTER, PEFT_ADAPTER_TORCH, MLX_ADAPTER = "adapter_model.safetensors", "adapter_model.bin", "adapters.safetensors"
+ADAPTER_FILES = (PEFT_ADAPTER, PEFT_ADAPTER_TORCH, MLX_ADAPTER)
 
 SENTENCEPIECE = ("tokenizer.model", "spiece.model", "spm.model", "sentencepiece.bpe.model")
 #: The tokenizer's files.
@@ -57,6 +60,7 @@ ALL_FILES = (
 )
 
 MAX_INDEX_BYTES = 64 << 20
+LONGEST_NAME = 500  # of a base model, in characters
 
 
 def has_safetensors(folder: Path) -> bool:
@@ -69,6 +73,12 @@ def has_torch_weights(folder: Path) -> bool:
     return any(folder.glob("pytorch_model*.bin"))
 
 
+def has_tokenizer(folder: Path) -> bool:
+    """Whether the folder contains a whole tokenizer."""
+    here = {name for name in TOKENIZER_FILES if (folder / name).is_file()}
+    return bool(here & {"tokenizer.json", "vocab.txt", *SENTENCEPIECE}) or {"vocab.json", "merges.txt"} <= here
+
+
 def check_model_folder(folder: Path) -> None:
     """Raise ModelError, with what ``folder`` is instead, unless it can be a model folder."""
     if not folder.exists():
@@ -79,8 +89,7 @@ def check_model_folder(folder: Path) -> None:
         if kind is None:
             raise ModelError(f"{folder}: is a file; give the folder that contains the model")
         raise ModelError(f"{folder}: is {kind.what}; {kind.advice_for(folder)}")
-    if (folder / ADAPTER_CONFIG).is_file() and not has_safetensors(folder):
-        raise ModelError(_is_adapter(folder))
+    check_not_adapter(folder)
     if not any(folder.iterdir()):
         raise ModelError(f"{folder}: is an empty folder; a model consists of config.json, weights and a tokenizer")
     if not (folder / "config.json").is_file():
@@ -157,21 +166,38 @@ def _found_instead(folder: Path) -> str:
     return ""
 
 
-def _is_adapter(folder: Path) -> str:
-    """The message for an adapter: PEFT's, or mlx-lm's, which only mlx-lm can merge."""
-    base = _adapter_base(folder)
-    if (folder / "adapters.safetensors").is_file():
-        merge = f"merge it with `mlx_lm.fuse --model {base} --adapter-path {folder}`"
+def check_not_adapter(folder: Path) -> None:
+    """Raise ModelError if the folder holds an adapter and no model."""
+    if (folder / ADAPTER_CONFIG).is_file() and not has_safetensors(folder) and not has_torch_weights(folder):
+        raise ModelError(is_adapter(str(folder), adapter_base(folder)))
+
+
+def is_adapter(name: str, base: str) -> str:
+    """The message for an adapter in a model's place. base: the model that it was trained on, "" if that is unknown."""
+    if not base:
+        what, model, hint = "an adapter", "MODEL", ", where MODEL is the model that it was trained on"
+    elif base.startswith(("/", ".", "~")) and not Path(base).expanduser().exists():
+        what, model = f"an adapter of {printable(base)}", "MODEL"
+        hint = ", where MODEL is a folder or hub id of that model, which is not on this machine"
     else:
-        merge = f"merge it into {base} with PEFT (merge_and_unload), save that with save_pretrained,"
-    return f"{folder}: is a LoRA adapter, not a complete model; {merge} and open the result"
+        what, model, hint = f"an adapter of {printable(base)}", shlex.quote(base), ""
+    options = f"{model} --adapter {shlex.quote(name)}"
+    return (
+        f'{name}: is {what}, not a whole model; use it with `mlxgen generate -m {options} "Once upon a time"`, '
+        f"or merge it with `mlxgen convert {options}`{hint}"
+    )
 
 
-def _adapter_base(folder: Path) -> str:
-    """The model that an adapter was trained on, from PEFT's or mlx-lm's adapter_config.json."""
+def adapter_base(folder: Path) -> str:
+    """The model that an adapter was trained on, from PEFT's or mlx-lm's adapter_config.json; "" if it does not say."""
     try:
         entries = read_json(folder / ADAPTER_CONFIG)
     except ModelError:
         entries = {}
     base = entries.get("base_model_name_or_path") or entries.get("model")
-    return base if isinstance(base, str) and base.isprintable() else "its base model"
+    return base if isinstance(base, str) and base.isprintable() and len(base) <= LONGEST_NAME else ""
+
+
+def inner_adapters(folder: Path) -> list[Path]:
+    """The folders in this one that hold an adapter, such as checkpoints of a training run."""
+    return sorted((path.parent for path in folder.glob(f"*/{ADAPTER_CONFIG}")), key=lambda path: path.stat().st_mtime)

@@ -47,6 +47,23 @@ def resolve(name: str, revision: str | None = None, *, pickled: bool = False, we
     return download_model(repo, revision, pickled=pickled, weights=weights)
 
 
+def resolve_adapter(name: str) -> Path:
+    """The folder of the adapter called ``name``: a folder, or a hub id, which is downloaded if need be.
+
+    Raises ModelError.
+    """
+    folder = Path(name).expanduser()
+    if name and folder.is_dir():
+        return folder
+    if name and folder.exists():
+        raise ModelError(f"{name}: is a file; give the folder of the adapter")
+    if not name.strip() or name.count("/") != 1 or name.startswith(("/", ".", "~")) or name.endswith("/"):
+        raise ModelError(f"{name or repr(name)}: no such folder; an adapter is a folder or a hub id (owner/name)")
+    from mlxgen.weights.hub.repository import download_adapter
+
+    return download_adapter(name)
+
+
 def source_of(name: str, revision: str | None, folder: Path) -> str:
     """What other programs open a model by, once `resolve` has found its folder: a hub id, or the folder itself."""
     repo = repository_of(str(name))

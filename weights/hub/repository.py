@@ -12,6 +12,7 @@ from mlxgen.errors import ModelError, printable, reason_of
 from mlxgen.network.config import read_config
 from mlxgen.weights.files.model_folder import (
     ADAPTER_CONFIG,
+    ADAPTER_FILES,
     CARD_FILES,
     INDEX,
     SHARDS,
@@ -19,7 +20,9 @@ from mlxgen.weights.files.model_folder import (
     SMALL_FILES,
     TOKENIZER_FILES,
     TORCH_WEIGHTS,
+    adapter_base,
     has_torch_weights,
+    is_adapter,
     torch_weights_only,
     weight_files,
 )
@@ -55,12 +58,21 @@ def download_model(repo: str, revision: str | None, *, pickled: bool, weights: b
         return folder
     files = needed_files(listing.files, pickled=pickled)
     where = f"{repo} (revision {revision})" if revision else repo
-    _check_listing(repo, where, files, listing.files)
+    _check_listing(repo, where, revision, files, listing)
     if not weights:
         files = [file for file in files if _matches(file, SMALL_FILES)]
+    # The config first: a model that cannot be opened is refused before its weights are downloaded.
+    folder = _downloaded(repo, where, revision, listing, ["config.json"])
     try:
-        # The config first: a model that cannot be opened is refused before its weights are downloaded.
-        read_config(_download(repo, revision, listing, ["config.json"]))
+        read_config(folder)
+    except ModelError as error:
+        raise ModelError(f"{where}: {error}") from None
+    return _downloaded(repo, where, revision, listing, files)
+
+
+def _downloaded(repo: str, where: str, revision: str | None, listing: Listing, files: Sequence[str]) -> Path:
+    """Download files of a repository; returns their folder. Raises ModelError. where: how an error begins."""
+    try:
         return _download(repo, revision, listing, files)
     except ModelError as error:
         raise ModelError(f"{where}: {error}") from None
@@ -70,6 +82,27 @@ def download_model(repo: str, revision: str | None, *, pickled: bool, weights: b
         raise ModelError(
             f"{where}: the download was interrupted ({reason_of(error)}); run the command again to resume it"
         ) from None
+
+
+def download_adapter(repo: str) -> Path:
+    """The folder of the adapter ``repo`` in huggingface_hub's cache; only what is missing is downloaded.
+
+    Where the hub cannot be reached, an earlier download will do. Raises ModelError.
+    """
+    from huggingface_hub import try_to_load_from_cache
+
+    try:
+        listing = _listing(repo, None)
+    except Exception as error:  # no network, no access, no such repository
+        cached = try_to_load_from_cache(repo, ADAPTER_CONFIG) if repo.count("/") == 1 else None
+        if isinstance(cached, str) and any((Path(cached).parent / name).is_file() for name in ADAPTER_FILES):
+            return Path(cached).parent
+        raise ModelError(explain_download(repo, None, error)) from None
+    if ADAPTER_CONFIG not in listing.files:
+        raise ModelError(f"{repo}: has no {ADAPTER_CONFIG}, so it is not an adapter")
+    weights = [name for name in ADAPTER_FILES if name in listing.files][:1]
+    tokenizer = [name for name in listing.files if _matches(name, TOKENIZER_FILES)]
+    return _downloaded(repo, repo, None, listing, [ADAPTER_CONFIG, *weights, *tokenizer])
 
 
 def download_tokenizer(repo: str) -> Path:
@@ -130,23 +163,22 @@ def _listing(repo: str, revision: str | None) -> Listing:
     return Listing(checked_hex("commit", commit), files)
 
 
-def _check_listing(repo: str, where: str, files: Sequence[str], all_files: Sequence[str]) -> None:
+def _check_listing(repo: str, where: str, revision: str | None, files: Sequence[str], listing: Listing) -> None:
     """Refuse a repository without the needed files before anything is downloaded."""
-    weights = [file for file in all_files if file.endswith((".safetensors", ".bin", ".pt", ".gguf"))]
+    has_weights = any(file.endswith((".safetensors", ".bin")) for file in files)
+    if ADAPTER_CONFIG in listing.files and not ("config.json" in files and has_weights):
+        base = adapter_base(_downloaded(repo, where, revision, listing, [ADAPTER_CONFIG]))
+        raise ModelError(is_adapter(repo, base))
+    weights = [file for file in listing.files if file.endswith((".safetensors", ".bin", ".pt", ".gguf"))]
     if weights and all(file.endswith(".gguf") for file in weights):
         raise ModelError(
             f"{where}: has only GGUF files; download one with `hf download {repo} {printable(weights[0])}`, "
             "and convert it with `mlxgen convert FILE`"
         )
     if "config.json" not in files:
-        if ADAPTER_CONFIG in all_files:
-            raise ModelError(
-                f"{where}: is a LoRA adapter, not a complete model; merge it into its base model with PEFT "
-                "(merge_and_unload), save that with save_pretrained, and open the result"
-            )
         raise ModelError(f"{where}: has no config.json, so mlxgen cannot open it")
-    if not any(file.endswith((".safetensors", ".bin")) for file in files):
-        if any(_matches(file, TORCH_WEIGHTS) for file in all_files):
+    if not has_weights:
+        if any(_matches(file, TORCH_WEIGHTS) for file in listing.files):
             raise ModelError(torch_weights_only(where, repo))
         raise ModelError(f"{where}: has no weights that mlxgen can read ({SINGLE}, or shards with {INDEX})")
 

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-
-import mlx.core as mx
 
 from mlxgen.errors import ModelError
 from mlxgen.json_file import read_json
 from mlxgen.lfs_pointer import check_not_pointer
 from mlxgen.network.config import GPT2Config
-from mlxgen.weights.files.arrays import tensor_reader
-from mlxgen.weights.files.headers import read_headers
 from mlxgen.weights.files.model_folder import (
+    ADAPTER_FILES,
     INDEX,
     TORCH_INDEX,
     TORCH_SINGLE,
     check_model_folder,
+    check_not_adapter,
     has_safetensors,
     has_torch_weights,
     indexed_files,
@@ -28,12 +26,13 @@ from mlxgen.weights.files.recognition import GGUF, LLMC, PYTORCH, TENSORFLOW, re
 from mlxgen.weights.hub.converted import converted_model
 from mlxgen.weights.hub.locate import resolve
 from mlxgen.weights.hub.names import BUNDLED, repository_of
-from mlxgen.weights.sources.checkpoint import Checkpoint, LazyTensor
+from mlxgen.weights.sources.checkpoint import Checkpoint
 from mlxgen.weights.sources.deepspeed import find_states, refuse_part
 from mlxgen.weights.sources.gguf import open_gguf
 from mlxgen.weights.sources.llmc import open_llmc
 from mlxgen.weights.sources.openai_release import find_checkpoint, open_release
 from mlxgen.weights.sources.pytorch import read_pickle, state_dict
+from mlxgen.weights.sources.safetensors import read_safetensors
 from mlxgen.weights.sources.state_dict import checkpoint_from_tensors, in_known_layout
 
 #: What opens a file that is neither safetensors nor PyTorch's, by its kind.
@@ -65,6 +64,7 @@ def open_checkpoint(source: str, *, revision: str | None = None, config: Path | 
 
 def _open_local_folder(folder: Path, config: Path | None) -> Checkpoint:
     """A model folder, or the folder of a training run with one file of weights."""
+    check_not_adapter(folder)
     if not has_safetensors(folder) and not has_torch_weights(folder):
         if states := find_states(folder):
             own = folder / "config.json"
@@ -89,7 +89,7 @@ def _open_model_folder(folder: Path, config: Path | None) -> Checkpoint:
     entries = read_json(config)
     kind = "model folder"
     if has_safetensors(folder) or (folder / INDEX).is_file():
-        tensors = _from_safetensors(weight_files(folder))
+        tensors = read_safetensors(weight_files(folder))
     elif files := _torch_files(folder):
         kind = "model folder with PyTorch weights"
         try:
@@ -107,6 +107,8 @@ def _open_model_folder(folder: Path, config: Path | None) -> Checkpoint:
 
 def _open_file(path: Path, config: Path | None) -> Checkpoint:
     """One file of weights: GGUF, nanoGPT's, minGPT's, or a state dict."""
+    if path.name in ADAPTER_FILES:
+        check_not_adapter(path.parent)
     check_not_pointer(path)
     kind = recognise_file(path)
     if kind is not None and not kind.opened_by_convert:
@@ -117,7 +119,7 @@ def _open_file(path: Path, config: Path | None) -> Checkpoint:
     if path.suffix == ".safetensors":
         if config is None and path.name.startswith("model") and (path.parent / "config.json").is_file():
             return _open_model_folder(path.parent, None)
-        return checkpoint_from_tensors(None, _from_safetensors([path]), path, config)
+        return checkpoint_from_tensors(None, read_safetensors([path]), path, config)
     content = read_pickle(path)
     return checkpoint_from_tensors(content, state_dict(content, path), path, config)
 
@@ -150,15 +152,3 @@ def _only(files: Sequence[Path]) -> Path:
         names = f"{files[0].name}, {files[1].name}" + (", …" if len(files) > 2 else "")
         raise ModelError(f"{files[0].parent}: contains several files of weights ({names}); give the path of one")
     return files[0]
-
-
-def _from_safetensors(files: Sequence[Path]) -> dict[str, LazyTensor]:
-    stored = read_headers(files)
-    return {name: LazyTensor(tensor, _reader(tensor.file, name)) for name, tensor in stored.items()}
-
-
-def _reader(file: Path, name: str) -> Callable[[], mx.array]:
-    def read() -> mx.array:
-        return tensor_reader(file)(name)  # lazy: only this tensor is read, and nothing keeps it afterwards
-
-    return read

@@ -64,7 +64,7 @@ CASES: dict[str, tuple[Change, str]] = {
     "missing shard": (missing_shard, "model-00002-of-00002.safetensors, which is missing"),
     "other shapes": (lambda f: rewrite(f, n_positions=65), "wpe.weight has shape [64, 32], not [65, 32]"),
     "too few layers": (lambda f: rewrite(f, n_layer=3), "missing transformer.h.2.ln_1.weight"),
-    "LoRA adapter": (adapter, "LoRA adapter"),
+    "an adapter": (adapter, "is an adapter of openai-community/gpt2, not a whole model"),
     "gpt_neo": (lambda f: rewrite(f, model_type="gpt_neo"), "gpt_neo"),
     "gptj": (lambda f: rewrite(f, model_type="gptj"), "gptj"),
     "llama": (lambda f: rewrite(f, model_type="llama"), "llama"),

@@ -108,13 +108,12 @@ def test_a_training_run_names_its_newest_checkpoint(tmp_path: Path) -> None:
     assert f"{tmp_path}/checkpoint-1000" in told(mlxgen.load, tmp_path)
 
 
-def test_an_adapter_is_sent_to_what_can_merge_it(tmp_path: Path) -> None:
+def test_an_adapter_is_no_model_but_is_used_with_one(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "openai-community/gpt2"}')
     (tmp_path / "adapter_model.safetensors").write_bytes(b"")
     message = told(mlxgen.load, tmp_path)
-    assert "openai-community/gpt2" in message and "merge_and_unload" in message and "fuse" not in message
-    (tmp_path / "adapters.safetensors").write_bytes(b"")
-    assert "mlx_lm.fuse --model openai-community/gpt2" in told(mlxgen.load, tmp_path)
+    assert f"mlxgen generate -m openai-community/gpt2 --adapter {tmp_path}" in message
+    assert f"mlxgen convert openai-community/gpt2 --adapter {tmp_path}" in told(convert, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"])

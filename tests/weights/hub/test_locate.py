@@ -55,7 +55,7 @@ def test_folders_that_hold_no_model(tmp_path: Path) -> None:
     assert "a file; give the folder" in refusal(str(tmp_path / "notes.txt"))
     (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "gpt2"}')
     message = refusal(str(tmp_path))
-    assert "LoRA adapter" in message and "gpt2" in message
+    assert "an adapter of gpt2" in message and f"mlxgen generate -m gpt2 --adapter {tmp_path}" in message
 
 
 def test_the_source_of_a_model_is_what_other_programs_open_it_by(

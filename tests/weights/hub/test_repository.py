@@ -86,7 +86,9 @@ def test_repositories_that_hold_no_model(hub: Hub) -> None:
     hub.repos["someone/adapter"] = {"adapter_config.json": b"{}", "adapter_model.safetensors": b""}
     hub.repos["someone/empty"] = {"README.md": b""}
     hub.repos["someone/flax"] = {"config.json": CONFIG, "flax_model.msgpack": b""}
-    assert "LoRA adapter" in refusal("someone/adapter")
+    assert "is an adapter, not a whole model" in refusal("someone/adapter")
+    hub.repos["someone/lora"] = {"config.json": CONFIG, "adapter_config.json": b'{"base_model_name_or_path": "gpt2"}'}
+    assert "mlxgen generate -m gpt2 --adapter someone/lora" in refusal("someone/lora")
     assert "no config.json" in refusal("someone/empty")
     hub.repos["someone/llama"] = {"README.md": b"", "tales.Q8_0.gguf": b"GGUF"}
     assert "`hf download someone/llama tales.Q8_0.gguf`" in refusal("someone/llama")

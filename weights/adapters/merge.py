@@ -1,0 +1,116 @@
+"""Merging an adapter into a model's weights: the weights stay lazy, and each parameter is changed when it is read.
+
+A tied head is the embedding. What an adapter adds to either of them changes both, as in PEFT's merge_and_unload. Where
+one of them was copied and trained as a whole (modules_to_save), the two are no longer the same, and the head becomes a
+parameter of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+import mlx.core as mx
+
+from mlxgen.errors import ModelError
+from mlxgen.network.config import LIMITS, GPT2Config
+from mlxgen.weights.adapters import mlx_lm, peft
+from mlxgen.weights.adapters.adapter import Adapter
+from mlxgen.weights.adapters.fit import Fit
+from mlxgen.weights.adapters.steps import LowRank, Replacement, Step
+from mlxgen.weights.layouts import EMBEDDING, HEAD, listed
+from mlxgen.weights.parameters import Change, DecoderWeights
+from mlxgen.weights.sources.checkpoint import LazyTensor
+
+BOTH_SIDES = (
+    "the adapter changes the embedding, which is also the model's head; merged, it changes both, as in PEFT's"
+    " merge_and_unload"
+)
+
+
+def merge(weights: DecoderWeights, adapter: Adapter, warn: Callable[[str], None]) -> DecoderWeights:
+    """The weights with the adapter, which is checked against the model before any tensor is read.
+
+    warn is called with each note. Raises ModelError where the adapter does not fit.
+    """
+    try:
+        return _merge(weights, adapter, warn)
+    except ModelError as error:
+        raise ModelError(f"{adapter.folder}: {error}") from None
+
+
+def _merge(weights: DecoderWeights, adapter: Adapter, warn: Callable[[str], None]) -> DecoderWeights:
+    settings = adapter.settings
+    if isinstance(settings, mlx_lm.Settings):
+        fit = Fit(weights.config, adapter.tensors)
+        mlx_lm.collect(fit, settings, adapter.tensors)
+        fit.check(adapter.base)
+        return replace(weights, changes=_changes(_tied(fit.steps) if weights.config.tie_word_embeddings else fit.steps))
+    plain = peft.plain_names(adapter.tensors)
+    config = _with_vocabulary(weights.config, plain)
+    fit = Fit(config, adapter.tensors)
+    further = peft.collect(fit, settings, plain)
+    fit.check(adapter.base)
+    if further:
+        warn(f"{listed(further, 3)}: left out, because it is not part of a language model")
+    steps = dict(fit.steps)
+    if not config.tie_word_embeddings:
+        _check_head(weights.config, config, steps)
+        return replace(weights, config=config, changes=_changes(steps))
+    if settings.tied and EMBEDDING in steps and HEAD in steps:  # the same numbers, trained for both sides
+        del steps[HEAD]
+        return replace(weights, config=config, changes=_changes(steps))
+    whole = [
+        _is_replaced(steps.get(target, [])) and settings.is_whole(module)
+        for target, module in ((EMBEDDING, "transformer.wte"), (HEAD, "lm_head"))
+    ]
+    if any(whole):
+        _check_head(weights.config, config, steps)
+        config = replace(config, tie_word_embeddings=False)
+        head = _change(EMBEDDING, steps.get(HEAD, []))
+        return replace(weights, config=config, changes={**_changes(steps), HEAD: head})
+    if any(isinstance(step, LowRank) for name in (EMBEDDING, HEAD) for step in steps.get(name, [])):
+        warn(BOTH_SIDES)
+    return replace(weights, config=config, changes=_changes(_tied(steps)))
+
+
+def _with_vocabulary(config: GPT2Config, plain: dict[str, LazyTensor]) -> GPT2Config:
+    """The config for the vocabulary of an embedding that the adapter replaces, which may have other tokens."""
+    for name in ("transformer.wte.weight", "wte.weight"):
+        if name in plain:
+            shape = plain[name].stored.shape
+            if len(shape) == 2 and shape[1] == config.n_embd and 0 < shape[0] <= LIMITS["vocab_size"]:
+                return replace(config, vocab_size=shape[0])
+    return config
+
+
+def _check_head(before: GPT2Config, after: GPT2Config, steps: dict[str, list[Step]]) -> None:
+    """Refuse an embedding of another vocabulary without a head of its own for it."""
+    if after.vocab_size != before.vocab_size and not _is_replaced(steps.get(HEAD, [])):
+        raise ModelError("has an embedding of another vocabulary, but no head (lm_head) for it")
+
+
+def _tied(steps: dict[str, list[Step]]) -> dict[str, list[Step]]:
+    """The steps with those of the head on the embedding, which it is."""
+    both = [*steps.get(EMBEDDING, []), *steps.get(HEAD, [])]
+    others = {target: own for target, own in steps.items() if target not in (EMBEDDING, HEAD)}
+    return {**others, EMBEDDING: sorted(both, key=lambda step: step.order)} if both else others
+
+
+def _is_replaced(steps: Sequence[Step]) -> bool:
+    return any(isinstance(step, Replacement) for step in steps)
+
+
+def _changes(steps: dict[str, list[Step]]) -> dict[str, Change]:
+    return {target: _change(target, own) for target, own in steps.items()}
+
+
+def _change(base: str, steps: Sequence[Step]) -> Change:
+    return Change(base, partial(_apply, tuple(steps)))
+
+
+def _apply(steps: Sequence[Step], weight: mx.array) -> mx.array:
+    for step in steps:
+        weight = step.apply(weight)
+    return weight
