@@ -99,12 +99,18 @@ def _names_in_zip(path: Path) -> list[str]:
         return []
 
 
+#: from_pretrained(…, from_flax=True) and from_tf=True fail in the last versions of transformers 4.
 FROM_TRANSFORMERS_4 = (
     "in an environment of its own, `pip install 'transformers<5' torch {packages}` and `python -c "
-    '"from transformers import GPT2LMHeadModel as M; '
-    "M.from_pretrained('{{folder}}', {option}=True).save_pretrained('OUT')\"` "
+    '"from transformers import GPT2Config as C, GPT2LMHeadModel as M; '
+    "from transformers.modeling_{module}_pytorch_utils import {function} as load; "
+    "load(M(C.from_pretrained('{{folder}}')), '{{path}}').save_pretrained('OUT')\"` "
     "turn it into safetensors; then `mlxgen convert OUT --vocab {{folder}}`"
 )
+FROM_HDF5 = FROM_TRANSFORMERS_4.format(
+    packages="tensorflow tf-keras", module="tf", function="load_tf2_checkpoint_in_pytorch_model"
+)
+FROM_FLAX = FROM_TRANSFORMERS_4.format(packages="flax", module="flax", function="load_flax_checkpoint_in_pytorch_model")
 
 #: In the order in which they are tried.
 KINDS = (
@@ -146,7 +152,7 @@ KINDS = (
     ),
     Kind(
         "TensorFlow weights in HDF5",
-        FROM_TRANSFORMERS_4.format(packages="tensorflow tf-keras", option="from_tf"),
+        FROM_HDF5,
         lambda path, first: first.startswith(b"\x89HDF\r\n") or path.suffix == ".h5",
         ("tf_model.h5", "*.h5"),
     ),
@@ -171,7 +177,7 @@ KINDS = (
     ),
     Kind(
         "Flax weights",
-        FROM_TRANSFORMERS_4.format(packages="flax", option="from_flax"),
+        FROM_FLAX,
         _ends(".msgpack"),
         ("flax_model.msgpack", "*.msgpack"),
     ),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import shlex
 import shutil
 import zipfile
 from collections.abc import Callable
@@ -48,8 +50,18 @@ WRITERS: dict[str, tuple[str, Callable[[Path], object], str, str]] = {
         "llm.c",
         "gpt2_124M.bin",
     ),
-    "keras": ("weights.dat", lambda p: p.write_bytes(b"\x89HDF\r\n\x1a\n" + b"\0" * 9), "HDF5", "from_tf=True"),
-    "flax": ("flax_model.msgpack", lambda p: p.write_bytes(b"\x81\xa6params"), "Flax", "from_flax=True"),
+    "keras": (
+        "weights.dat",
+        lambda p: p.write_bytes(b"\x89HDF\r\n\x1a\n" + b"\0" * 9),
+        "HDF5",
+        "load_tf2_checkpoint_in_pytorch_model",
+    ),
+    "flax": (
+        "flax_model.msgpack",
+        lambda p: p.write_bytes(b"\x81\xa6params"),
+        "Flax",
+        "load_flax_checkpoint_in_pytorch_model",
+    ),
     "onnx": ("model.onnx", lambda p: p.write_bytes(b"\x08\x07"), "ONNX", "exported from"),
     "rust": ("rust_model.ot", rust_archive, "rust-bert", "pytorch_model.bin"),
     "tflite": ("64.tflite", lambda p: p.write_bytes(b"\x1c\0\0\0TFL3"), "TensorFlow Lite", "exported from"),
@@ -81,6 +93,23 @@ def test_a_folder_of_such_a_file_says_the_same(tmp_path: Path, kind: str) -> Non
     for use in (mlxgen.load, convert):
         message = told(use, tmp_path)
         assert what in message and way_out in message, message
+
+
+@pytest.mark.parametrize(("name", "module"), [("tf_model.h5", "tf"), ("flax_model.msgpack", "flax")])
+def test_the_command_that_turns_weights_into_safetensors_is_a_python_program(
+    tmp_path: Path, name: str, module: str
+) -> None:
+    folder = tmp_path / "my-model"
+    folder.mkdir()
+    (folder / name).write_bytes(b"")
+    (folder / "config.json").write_text('{"model_type": "gpt2", "n_head": 2}')
+    for source in (folder, folder / name):
+        install, program, after = told(convert, source).split("`")[1::2]
+        assert install.startswith("pip install 'transformers<5' torch ")
+        lines = ast.unparse(ast.parse(shlex.split(program)[2])).splitlines()
+        assert lines[1].startswith(f"from transformers.modeling_{module}_pytorch_utils import")
+        assert lines[2] == f"load(M(C.from_pretrained('{folder}')), '{folder / name}').save_pretrained('OUT')"
+        assert after == f"mlxgen convert OUT --vocab {folder}"
 
 
 def test_pytorch_files_and_their_folders_are_sent_to_convert(tmp_path: Path) -> None:
