@@ -293,14 +293,14 @@ def test_the_page_computes_every_rule_as_the_run_did(
         wrong = [
             one for one, (_, p) in zip(step.candidates, rows, strict=True) if (float(p) > 0) != (one.cut_by is None)
         ]
-        assert len(wrong) <= 5  # at the edge of a cut: the page has the rest as a few groups
+        assert len(wrong) <= 2  # at the very edge of a cut
         assert [float(p) for _, p in rows] == pytest.approx([one.rule_probability for one in step.candidates], abs=0.02)
         told = browser.js(
             "return [...document.querySelectorAll('#rules [data-kept]')].map(r => [r.dataset.rule, r.dataset.kept])"
         )
         assert [name for name, _ in told] == [rule.name for rule in step.rules]
         for (_, kept), rule in zip(told, step.rules, strict=True):
-            assert int(kept) == pytest.approx(rule.kept, rel=0.06, abs=2)
+            assert int(kept) == pytest.approx(rule.kept, rel=0.05, abs=2)
         banned = [one.token for one in step.candidates if one.cut_by in ("no_repeat_ngram", "suppress_tokens")]
         bans += len(banned)
         browser.move("top-k", 201)

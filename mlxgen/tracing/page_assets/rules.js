@@ -15,11 +15,7 @@ const sampling = (() => {
     const trail = [];
     const divisor = temperature || 1;
     const weight = logits.map((logit, i) => (cutBy[i] ? 0 : Math.exp((logit - best) / divisor)));
-    const masses = groupMasses(step.rest.groups, best, divisor);
-    const groups = step.rest.groups.map(([size, mean, variance], i) => {
-      const spread = variance / divisor ** 2;
-      return { mean, each: masses[i] / size, log: (mean - best) / divisor + spread / (1 + spread / 2), kept: size };
-    });
+    const groups = slices(step.rest.groups, best, divisor);
     const mass = () => sum(kept.map((i) => weight[i])) + restMass(groups);
     const count = () => kept.length + sum(groups.map((group) => group.kept));
     const total = mass();
@@ -104,23 +100,35 @@ const sampling = (() => {
 
   const sum = (list) => list.reduce((a, b) => a + b, 0);
 
-  /** The mass of each group of the rest, from its size, mean and variance (to the second order). */
-  const groupMasses = (groups, best, temperature) =>
-    groups.map(([size, mean, variance]) => size * Math.exp((mean - best) / temperature) * (1 + variance / (2 * temperature ** 2)));
+  const SLICES = 8; // of each group of the rest
+
+  /**
+   * The groups of the rest in slices, the highest first: logits spread evenly, as widely as the group's variance says.
+   * Each group's mass follows from its size, mean and variance (to the second order).
+   */
+  function slices(groups, best, temperature) {
+    return groups.flatMap(([size, mean, variance]) => {
+      const n = Math.min(SLICES, size);
+      const parts = Array.from({ length: n }, (_, k) => ({
+        mean: mean + Math.sqrt(12 * variance) * (0.5 - (k + 0.5) / n),
+        size: Math.floor((size * (k + 1)) / n) - Math.floor((size * k) / n),
+      }));
+      const weights = parts.map((part) => Math.exp((part.mean - best) / temperature));
+      const all = sum(parts.map((part, k) => part.size * weights[k])) || 1;
+      const mass = size * Math.exp((mean - best) / temperature) * (1 + variance / (2 * temperature ** 2));
+      return parts.map((part, k) => ({ mean: part.mean, each: (mass * weights[k]) / all, kept: part.size }));
+    });
+  }
 
   const restMass = (groups) => sum(groups.map((group) => group.kept * group.each));
 
   /** How many tokens of a group it takes to reach a mass, all of them at most. */
   const upTo = (mass, { each, kept }) => Math.min(kept, each ? Math.ceil(mass / each) : kept);
 
-  /**
-   * The entropy, in nats, of candidates and groups with these weights, which add up to `total`. A group's log is the
-   * expected logarithm of its weights, each weight counted by itself (to the second order).
-   */
+  /** The entropy, in nats, of candidates and groups with these weights, which add up to `total`. */
   function entropy(weights, groups, total) {
     const part = (w) => (w > 0 ? (-w / total) * Math.log(w / total) : 0);
-    const ofGroup = ({ kept, each, log }) => ((kept * each) / total) * (Math.log(total) - log);
-    return sum(weights.map(part)) + sum(groups.map(ofGroup));
+    return sum(weights.map(part)) + sum(groups.map((group) => group.kept * part(group.each)));
   }
 
   /** The token whose part of the line from 0 to 1 holds the step's random number; null where that cannot be told. */
