@@ -24,7 +24,7 @@ KEPT = ("license", "license_name", "license_link", "language", "datasets", "base
 
 def model_card(checkpoint: Checkpoint, name: str, changes: Sequence[str], to: str = MLX) -> str:
     """The text of README.md. changes: what the conversion did, in sentences. to: for which programs the folder is."""
-    meta = _metadata(checkpoint.folder)
+    meta = card_header(checkpoint)
     kept = {key: meta[key] for key in KEPT if meta.get(key)}
     library, uses = PROGRAMS[to]
     entries = {
@@ -59,9 +59,11 @@ def licence_files(folder: Path) -> list[Path]:
     return [folder / name for name in LICENCE_FILES if (folder / name).is_file()]
 
 
-def _metadata(folder: Path) -> Mapping[str, Any]:
-    """The YAML header of the folder's README.md; {} if there is none, or none that can be read."""
-    path = folder / "README.md"
+def card_header(checkpoint: Checkpoint) -> Mapping[str, Any]:
+    """The header of a checkpoint's card, README.md's YAML; {} if there is none, or none that can be read."""
+    if checkpoint.card is not None:
+        return checkpoint.card
+    path = checkpoint.folder / "README.md"
     if not path.is_file():
         return {}
     from huggingface_hub import metadata_load

@@ -15,7 +15,7 @@ from mlxgen.network.config import GPT2Config, Quantization
 from mlxgen.reading import reading
 from mlxgen.weights.adapters.adapter import Adapter, open_adapter
 from mlxgen.weights.adapters.merge import merge
-from mlxgen.weights.conversion.card import model_card
+from mlxgen.weights.conversion.card import card_header, model_card
 from mlxgen.weights.conversion.folder_output import check_space, write_model_folder
 from mlxgen.weights.conversion.gguf_file import check_gguf, gguf_tensors, gguf_type, model_entries
 from mlxgen.weights.conversion.gguf_output import tokenizer_of_files, write_gguf_file
@@ -197,7 +197,10 @@ def _to_gguf(job: _Job, force: bool, verify: bool, progress: WriteProgress | Non
     main = gguf_type(job.weights, target_format)
     tensors = gguf_tensors(job.weights, main, keep_head=target_format.keep_head, warn=warn)
     n_bytes = sum(tensor.nbytes for tensor in tensors)
-    metadata = model_entries(config, name_of(job.source), main) | vocabulary
+    metadata = model_entries(config, name_of(job.source), main)
+    if isinstance(licence := card_header(job.checkpoint).get("license"), str):
+        metadata["general.license"] = licence
+    metadata |= vocabulary
     source = (job.weights, tokenizer) if verify else None
     with _explaining(job.target, n_bytes):
         verification = write_gguf_file(job.target, metadata, tensors, progress, source)

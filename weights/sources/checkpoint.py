@@ -33,6 +33,7 @@ class Checkpoint:
     dataset: str | None = None  # the name of nanoGPT's data folder
     repo: str | None = None  # on the hub
     commit: str | None = None
+    card: Mapping[str, Any] | None = None  # the header of its card, where the weights' file has it
     activation_assumed: bool = False  # a state dict does not record it
     tokenizer: Callable[[], Mapping[str, bytes]] | None = (
         None  # makes the files of one that is inside the weights' file

@@ -69,8 +69,16 @@ def open_gguf(file: Path, config: Path | None = None) -> Checkpoint:
     if packing:
         entries["quantization"] = _quantization(packing)
     kind = f"GGUF file, {_main_type(header.tensors, types)}"
+    licence = header.metadata.get("general.license")
     return Checkpoint(
-        kind, entries, tensors, file.parent, file, "its metadata", tokenizer=lambda: _tokenizer(file, header.metadata)
+        kind,
+        entries,
+        tensors,
+        folder=file,  # it has everything inside, and what is beside it may be about something else
+        path=file,
+        settings="its metadata",
+        card={"license": licence} if isinstance(licence, str) else {},
+        tokenizer=lambda: _tokenizer(file, header.metadata),
     )
 
 

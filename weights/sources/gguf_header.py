@@ -6,8 +6,8 @@
     data       each tensor begins at a multiple of the alignment
 
 All numbers are little-endian. A text is its length, 8 bytes, and UTF-8. Files are untrusted: every number is checked
-against the actual file size before anything of that size is read or allocated. `mx.load` reads these files too, but it
-trusts their numbers, and it reads all tensors at once.
+against the actual file size before anything of that size is read or allocated. `mx.load` reads these files too,
+but all tensors at once, and a wrong length in the header crashes the process.
 """
 
 from __future__ import annotations

@@ -149,6 +149,17 @@ def test_added_tokens_padding_start_and_template(tmp_path: Path) -> None:
     assert back.encode("a plain<|im_end|>") == library.encode("a plain<|im_end|>").ids
 
 
+def test_the_licence_goes_along(tmp_path: Path) -> None:
+    source = TINY.write(tmp_path / "tales")
+    (source / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
+    file = convert(source, tmp_path / "tales.gguf", to="gguf").folder
+    assert contents(gguf.GGUFReader(file))["general.license"] == "apache-2.0"
+    (tmp_path / "LICENSE").write_text("of something else that is in the same folder")
+    (tmp_path / "README.md").write_text("---\nlicense: gpl-3.0\n---\n")
+    folder = convert(file, tmp_path / "back").folder
+    assert 'license: "apache-2.0"' in (folder / "README.md").read_text() and not (folder / "LICENSE").exists()
+
+
 # What the format does not hold
 
 
