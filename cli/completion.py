@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import click
@@ -49,4 +50,6 @@ def _path(kind: str, incomplete: str) -> CompletionItem[str]:
     """Lets the shell complete a path. It comes first, since bash drops what came before it."""
     from click.shell_completion import CompletionItem
 
-    return CompletionItem(incomplete, type=kind)
+    # click's script for zsh does not read this value, but loses count of the lines after it if it is empty.
+    nothing = "." if os.environ.get("_MLXGEN_COMPLETE", "").startswith("zsh") else ""
+    return CompletionItem(incomplete or nothing, type=kind)

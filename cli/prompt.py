@@ -51,15 +51,22 @@ def refuse_model(argument: str) -> None:
 
     The name of any other file, or of none, is a text like others.
     """
+    if what := _model_at(argument):
+        raise click.UsageError(f"{what} (if it is meant as text, give it on standard input)")
+
+
+def _model_at(argument: str) -> str | None:
+    """What model or checkpoint is at a path, and what opens it; None if there is none."""
     path = os.path.expanduser(argument)
     if not argument.strip() or not os.path.exists(path):
-        return
+        return None
     from mlxgen.weights.files.model_folder import check_no_model
 
     try:
         check_no_model(Path(path))
     except ModelError as error:
-        raise click.UsageError(f"{error} (to continue this text itself, give it on standard input)") from None
+        return str(error)
+    return None
 
 
 def read_prompt_or_ids(argument: str | None, ids: str | None) -> str | list[int]:
@@ -104,6 +111,5 @@ def _decoded(content: bytes, name: str) -> str:
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise click.UsageError(
-            f"{name} is not UTF-8 text (byte {error.start}); convert it with iconv -t UTF-8"
-        ) from None
+        not_text = f"{name} is not UTF-8 text (byte {error.start}); convert it with iconv -t UTF-8"
+        raise click.UsageError(_model_at(name) or not_text) from None

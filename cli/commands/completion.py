@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import click
 
 from mlxgen.cli.output import write
@@ -42,13 +45,16 @@ fi
 
 
 @click.command()
-@click.argument("shell", type=click.Choice(list(PLACES)))
+@click.argument("shell", type=click.Choice(list(PLACES)), required=False)
 @click.pass_context
-def completion(ctx: click.Context, /, shell: str) -> None:
-    """Print the script that completes commands, options and the names of models in SHELL.
+def completion(ctx: click.Context, /, shell: str | None) -> None:
+    """Print the script that completes commands, options and the names of models in a shell, by default in $SHELL.
 
     Its last lines say where to put it.
     """
+    shell = shell or Path(os.environ.get("SHELL", "")).name
+    if shell not in PLACES:
+        raise click.UsageError("say for which shell: zsh, bash or fish", ctx)
     from click.shell_completion import get_completion_class
 
     found = get_completion_class(shell)

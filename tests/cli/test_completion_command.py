@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -97,7 +98,7 @@ def test_other_arguments_complete_as_what_they_are(home: Path) -> None:
 def test_shells_that_show_it_are_told_what_a_name_is(home: Path) -> None:
     found = completed("info", "", shell="zsh")
     triples = list(zip(found[::3], found[1::3], found[2::3], strict=True))
-    assert triples[:2] == [("dir", "", "_"), ("plain", "fairy-tales", "bundled")]
+    assert triples[:2] == [("dir", ".", "_"), ("plain", "fairy-tales", "bundled")]
     assert ("plain", "gpt2", "openai-community/gpt2") in triples and ("plain", "someone/story", "cached") in triples
     assert "plain,tales-4bit\tconverted" in completed("info", "tal", shell="fish")
 
@@ -124,10 +125,13 @@ def test_the_script_says_at_its_end_where_it_goes(shell: str) -> None:
     assert result.stdout.startswith("#compdef mlxgen\n") == (shell == "zsh")
 
 
-def test_other_shells_are_refused() -> None:
-    for args in (["csh"], []):
+def test_the_users_shell_is_the_default_and_others_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHELL", "/usr/local/bin/fish")
+    assert run("completion").stdout == run("completion", "fish").stdout
+    for shell, args in (("/bin/zsh", ["csh"]), ("/bin/csh", []), ("", [])):
+        monkeypatch.setenv("SHELL", shell)
         result = run("completion", *args)
-        assert result.exit_code == 2 and "zsh" in result.stderr
+        assert result.exit_code == 2 and "zsh" in result.stderr and "fish" in result.stderr.splitlines()[-1]
 
 
 # In the shells themselves, as far as they are here
@@ -135,7 +139,7 @@ def test_other_shells_are_refused() -> None:
 ASK = {
     "bash": """
 source {script}
-COMP_WORDS=(mlxgen {words}); COMP_CWORD=$(({count}))
+COMP_WORDS=(mlxgen info "{word}"); COMP_CWORD=2
 _mlxgen_completion mlxgen 2>/dev/null
 printf '%s\\n' "${{COMPREPLY[@]}}"
 """,
@@ -145,23 +149,24 @@ compadd() {{ print -rl -- $completions }}
 _describe() {{ print -rl -- $completions_with_descriptions }}
 _path_files() {{ print -r -- paths $1 }}
 source {script}
-words=(mlxgen {words}); CURRENT=$(({count} + 1))
+words=(mlxgen info "{word}"); CURRENT=3
 _mlxgen_completion
 """,
     "fish": """
 source {script}
-complete -C "mlxgen {words}"
+complete -C "mlxgen info {word}"
 """,
 }
 
 
+@pytest.mark.parametrize("word", ["", "tal"])
 @pytest.mark.parametrize("shell", SHELLS)
-def test_the_shell_itself_completes(home: Path, shell: str) -> None:
+def test_the_shell_itself_completes(home: Path, shell: str, word: str) -> None:
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not installed here")
     script = home / "completion"
     script.write_text(run("completion", shell).stdout)
-    asking = ASK[shell].format(script=script, words="info tal", count=2)
+    asking = ASK[shell].format(script=script, word=word)
     environment = {
         **os.environ,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
@@ -169,5 +174,6 @@ def test_the_shell_itself_completes(home: Path, shell: str) -> None:
     }
     quiet = {"zsh": ["-f"], "bash": ["--norc"], "fish": ["--no-config"]}[shell]
     ended = subprocess.run([shell, *quiet, "-c", asking], capture_output=True, text=True, timeout=60, env=environment)
-    assert "tales-4bit" in ended.stdout, ended.stderr
-    assert "fairy-tales" not in ended.stdout
+    names = re.findall(r"fairy-tales|tales-4bit|someone/story|gpt2-xl", ended.stdout)
+    every = ["fairy-tales", "gpt2-xl", "someone/story", "tales-4bit"]
+    assert sorted(set(names)) == (["tales-4bit"] if word else every), ended.stderr
