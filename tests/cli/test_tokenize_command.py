@@ -14,7 +14,7 @@ import mlxgen
 from ..support.hub import CONFIG, Hub
 from ..support.models import SIZES, byte_tokenizer
 from ..support.processes import fresh
-from ..support.vocabularies import TEXTS, gpt2_folder
+from ..support.vocabularies import gpt2_folder
 from .running import one_line, run
 
 
@@ -30,7 +30,7 @@ def theirs(gpt2: str) -> transformers.GPT2Tokenizer:
     return transformers.GPT2Tokenizer.from_pretrained(gpt2)
 
 
-@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("text", ["", "Far  far away\n", "naïve 😀 — <|endoftext|>\ufffd \x00\u2028", "日本語"])
 def test_json_has_the_tokens_of_transformers(gpt2: str, theirs: transformers.GPT2Tokenizer, text: str) -> None:
     result = run("tokenize", text, "-m", gpt2, "--json")
     assert result.exit_code == 0, result.stderr
@@ -75,13 +75,13 @@ def test_the_text_may_come_from_standard_input(gpt2: str) -> None:
 
 
 @pytest.mark.parametrize("form", ["{} {}", "{},{}", "[{}, {}]", " {} ,\n{} ", "[{},{},]"])
-def test_ids_become_their_text_again(gpt2: str, theirs: transformers.GPT2Tokenizer, form: str) -> None:
-    given = form.format(464, 3290)
-    expected = theirs.decode([464, 3290]) + "\n"
-    assert run("tokenize", "--ids", given, "-m", gpt2).stdout == expected
-    assert run("tokenize", "--ids", "-", "-m", gpt2, stdin=given + "\n").stdout == expected
-    entries = json.loads(run("tokenize", "--ids", given, "-m", gpt2, "--json").stdout)
-    assert entries["tokens"] == [464, 3290] and entries["text"] + "\n" == expected
+def test_ids_become_their_text_again(folder: str, form: str) -> None:
+    given = form.format(264, 272)
+    expected = byte_tokenizer().decode([264, 272]) + "\n"
+    assert run("tokenize", "--ids", given, "-m", folder).stdout == expected
+    assert run("tokenize", "--ids", "-", "-m", folder, stdin=given + "\n").stdout == expected
+    entries = json.loads(run("tokenize", "--ids", given, "-m", folder, "--json").stdout)
+    assert entries["tokens"] == [264, 272] and entries["text"] + "\n" == expected
 
 
 BAD_IDS = {

@@ -60,7 +60,7 @@ def test_a_drawn_seed_is_that_of_both_models(folder: str, other: str) -> None:
     assert record["first"]["seed"] == record["second"]["seed"]
 
 
-@pytest.mark.parametrize("columns", [40, 50, 60, 80, 120])
+@pytest.mark.parametrize("columns", [40, 60, 120])
 def test_the_terminal_has_both_runs_and_marks_where_they_part(
     folder: str, other: str, monkeypatch: pytest.MonkeyPatch, columns: int
 ) -> None:

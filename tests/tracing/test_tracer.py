@@ -259,6 +259,7 @@ def test_looking_inside_takes_none_of_a_stages_time(model: mlxgen.Model, monkeyp
     ("options", "said"),
     [
         ({"attention": [(2, 0)]}, "no head 0 in layer 2: layers go from 0 to 1, heads from 0 to 3"),
+        ({"attention": "some"}, 'attention must be "all"'),
         ({"max_tokens": 3}, "steps="),
         ({"candidates": 0}, "candidates must be a whole number of at least 1"),
         ({"temperature": -1}, "temperature"),
