@@ -2,7 +2,7 @@
 
 A table consists of blocks of entries, a block of the places of those blocks, and a footer with the place of that one.
 The key of an entry is stored without what it shares with the key before it. Tables are untrusted: blocks have to follow
-one another, and keys have to be short and in order, so the work is in proportion to the size of the file.
+one another, and keys have to be short, few and in order, so that a small file cannot take much time or memory.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ MAGIC = (0xDB4775248B80FB57).to_bytes(8, "little")
 FOOTER_BYTES = 48
 TRAILER_BYTES = 5  # after each block: its compression, and the checksum of both
 COMPRESSIONS = {0: None, 1: "snappy"}
-MOST_KEY_BYTES = 1000
+MOST_KEY_BYTES = 300
+MOST_ENTRIES = 20_000  # ten times those of GPT-2 XL and its optimizer
 AGAIN = "; download it again"
 NOT_COMPLETE = f"not a complete TensorFlow index (it is cut off, or has another format){AGAIN}"
 
@@ -45,6 +46,8 @@ def read_table(data: bytes) -> dict[bytes, bytes]:
             for key, value in _entries(_block(blocks, (offset, size))):
                 if entries and key <= last:
                     raise TableError(f"damaged (its keys are not in order){AGAIN}")
+                if len(entries) == MOST_ENTRIES:
+                    raise TableError("has far too many entries for a GPT-2")
                 entries[key] = value
                 last = key
     except Undecodable:
