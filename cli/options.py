@@ -17,8 +17,8 @@ from mlxgen.cli.settings import SETTINGS, F
 from mlxgen.dtypes import WEIGHT_TYPES
 
 if TYPE_CHECKING:
+    from mlxgen.generation.beam_options import BeamOptions
     from mlxgen.generation.request import Request
-    from mlxgen.generation.searching import BeamOptions
     from mlxgen.model import Model
 
 model_option = click.option(
@@ -192,8 +192,8 @@ def check_beams(ctx: click.Context, given: Mapping[str, Any]) -> tuple[Request, 
 
     Options that a search cannot have are refused on the command line, and have no effect from the environment.
     """
+    from mlxgen.generation.beam_options import SHARED, BeamOptions, check_shared
     from mlxgen.generation.request import Options
-    from mlxgen.generation.searching import SHARED, BeamOptions, check_shared
 
     asked = {name for name in given if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE}
     if given["beams"] is None:

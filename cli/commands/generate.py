@@ -26,9 +26,10 @@ from mlxgen.cli.prompt import read_prompt_or_ids
 
 if TYPE_CHECKING:
     from mlxgen.generation.answer import Answer
+    from mlxgen.generation.beam_options import BeamOptions
     from mlxgen.generation.request import Request
     from mlxgen.generation.results import Generation
-    from mlxgen.generation.searching import BeamGeneration, BeamOptions
+    from mlxgen.generation.searching import BeamGeneration
     from mlxgen.model import Model
 
 FULL_HINT = "Hint: the prompt fills all {:,} positions of the model; use --overflow slide to continue."

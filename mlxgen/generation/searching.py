@@ -21,81 +21,23 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Unpack, cast
+from typing import NamedTuple, Unpack
 
 import mlx.core as mx
 
 from mlxgen import device
-from mlxgen.errors import ContextError, OptionError, check_whole
+from mlxgen.errors import ContextError, OptionError
+from mlxgen.generation.beam_options import BeamOptions, EarlyStopping, check_shared
 from mlxgen.generation.beams import Beams, Continuation, going_on, most_continuations
 from mlxgen.generation.context import Context
 from mlxgen.generation.loop import CLEAR_EVERY, check_finite
-from mlxgen.generation.option_names import way_out
-from mlxgen.generation.request import Options, Progress, Request, check_options
+from mlxgen.generation.request import Options, Progress, Request
 from mlxgen.generation.results import FinishReason, Generation
 from mlxgen.model import Model
 from mlxgen.text.excerpt import excerpt
 from mlxgen.text.stop_text import StopText
 
-EarlyStopping = bool | Literal["never"]
-
-# The options of generate() that a beam search has.
-SHARED = (
-    "max_tokens",
-    "stop",
-    "ignore_eos",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "logit_bias",
-    "no_repeat_ngram",
-    "bad_words",
-    "min_tokens",
-    "suppress_tokens",
-    "prefill_chunk",
-    "progress",
-)
-# Why it has no others; and their values that change nothing, besides None.
-DRAWS = "a beam search draws nothing at random"
-ONE_TEXT = "a beam search continues several texts at once"
-WHOLE = "a beam search keeps the whole context"
-REASONS = {
-    **dict.fromkeys(("temperature", "top_k", "top_p", "min_p", "seed"), DRAWS),
-    **dict.fromkeys(("typical_p", "epsilon_cutoff", "eta_cutoff"), DRAWS),
-    **dict.fromkeys(("lookahead", "draft", "logprobs", "logits_processors"), ONE_TEXT),
-    **dict.fromkeys(("max_kv_size", "keep", "overflow"), WHOLE),
-}
-OFF = {
-    **dict.fromkeys(("temperature", "epsilon_cutoff", "eta_cutoff", "logprobs", "keep"), 0),
-    "lookahead": False,
-    "logits_processors": [],
-    "overflow": "stop",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class BeamOptions:
-    """The options that only a beam search has; see `beam_search`. Raises OptionError."""
-
-    beams: int = 4
-    n_best: int = 1
-    length_penalty: float = 1.0
-    early_stopping: EarlyStopping = False
-
-    def __post_init__(self) -> None:
-        check_whole("beams", self.beams, 1)
-        check_whole("n_best", self.n_best, 1)
-        if self.n_best > self.beams:
-            raise OptionError(f"{self.beams} beams find {self.beams} answers, not {self.n_best}; use more beams")
-        penalty: object = self.length_penalty
-        if not isinstance(penalty, int | float) or isinstance(penalty, bool) or not abs(penalty) <= 100:
-            raise OptionError(f"length_penalty must be a number from -100 to 100, not {penalty!r}")
-        if not any(self.early_stopping is value for value in (True, False)) and self.early_stopping != "never":
-            raise OptionError(f'early_stopping must be True, False or "never", not {self.early_stopping!r}')
-
-    def score(self, total: float, length: int) -> float:
-        """The score of an answer with this total log-probability and this many tokens."""
-        return float(total / length**self.length_penalty)
+NEAR = 16  # tokens of the prompt that a stop text is looked for with: they complete what the prompt's end left open
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -180,19 +122,6 @@ def beam_search(
     return find(model, check_shared(**options).with_prompt(model, prompt), search)
 
 
-def check_shared(**options: Any) -> Request:
-    """A request with the options that a beam search shares with generate(). Raises OptionError, also for others."""
-    known = [*SHARED, *BeamOptions.__annotations__]
-    for name, value in options.items():
-        if name not in Options.__annotations__:
-            raise OptionError(f"unknown option {name!r}; {way_out(name, known)}")
-        if name not in SHARED and value is not None and value != OFF.get(name):
-            reason = REASONS.get(name, "a beam search does not have it")
-            raise OptionError(f"{name} cannot be used with beams: {reason}; leave it out")
-    own = {name: value for name, value in options.items() if name in SHARED}
-    return check_options(**cast(Options, {**own, "temperature": 0, "seed": 0}))
-
-
 def find(
     model: Model, request: Request, options: BeamOptions, progress: Progress | None = None
 ) -> list[BeamGeneration]:
@@ -209,7 +138,7 @@ class BeamSearch:
         vocabulary, most = model.config.vocab_size, most_continuations(options.beams, self._end_tokens)
         if most > vocabulary:
             fitting = vocabulary // most_continuations(1, self._end_tokens)
-            raise OptionError(f"the model's vocabulary of {vocabulary} tokens allows at most {fitting} beams")
+            raise OptionError(f"the model's vocabulary of {vocabulary:,} tokens allows at most {fitting:,} beams")
         self._context = Context(model, request.context)
         self._context.extend(request.ids)
         room = self._context.room
@@ -279,11 +208,12 @@ class BeamSearch:
         return self._options.early_stopping is True or reachable <= self._finished[-1].score
 
     def _ends(self, text: Text) -> bool:
-        return text.token in self._end_tokens or (bool(self._request.stop) and self._spell(text)[1])
+        stops = bool(self._request.stop)
+        return text.token in self._end_tokens or (stops and self._spell(text, self._context.tokens[-NEAR:])[1])
 
-    def _spell(self, text: Text) -> tuple[list[str], bool]:
-        """The text that becomes certain with each token, and whether a stop text ends it."""
-        stream, stops = self._context.model.tokenizer.stream(self._context.tokens), StopText(self._request.stop)
+    def _spell(self, text: Text, context: Sequence[int]) -> tuple[list[str], bool]:
+        """The text that becomes certain with each token after the context, and whether a stop text ends it."""
+        stream, stops = self._context.model.tokenizer.stream(context), StopText(self._request.stop)
         steps = text.steps()
         pieces = ["" if at.token in self._end_tokens else stops.feed(stream.add(at.token)) for at in steps]
         stopped = stops.hit
@@ -292,7 +222,7 @@ class BeamSearch:
         return pieces, stopped
 
     def _answer(self, one: Finished, count: int, times: dict[str, float]) -> BeamGeneration:
-        steps, (pieces, _) = one.text.steps(), self._spell(one.text)
+        steps, (pieces, _) = one.text.steps(), self._spell(one.text, self._context.tokens)
         return BeamGeneration(
             prompt=self._request.prompt,
             prompt_tokens=list(self._context.tokens),

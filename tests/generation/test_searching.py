@@ -248,7 +248,7 @@ def test_progress_counts_the_prompt(model: Model) -> None:
         ({"beams": 2.0}, "beams must be a whole number"),
         ({"n_best": 5}, "4 beams find 4 answers, not 5"),
         ({"n_best": 0}, "n_best must be a whole number"),
-        ({"length_penalty": math.nan}, "length_penalty must be a number from -100 to 100"),
+        ({"length_penalty": math.nan}, "length_penalty must be a number from -10 to 10"),
         ({"length_penalty": "1"}, "length_penalty must be a number"),
         ({"early_stopping": "always"}, 'early_stopping must be True, False or "never"'),
         ({"early_stopping": 1}, "early_stopping must be True"),
