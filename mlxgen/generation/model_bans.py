@@ -36,16 +36,24 @@ def model_bans(sampling: Sampling, model: Model, end_tokens: Collection[int]) ->
 
 
 def _ids(text: str, model: Model) -> list[tuple[int, ...]]:
-    """The token ids of a bad word in a text: as it is and, unless it begins with a space, after a space."""
+    """The token ids of a bad word: as a text of its own, after a comma and, unless it begins with a space, after one.
+
+    For a byte-level BPE, the first two are the same. Sentencepiece models put a space before a text of its own.
+    """
+    encode = model.tokenizer.encode
     try:
-        found = [tuple(model.tokenizer.encode(text))]
+        found = [tuple(encode(text))]
     except MlxgenError as error:
         raise OptionError(f"bad_words has {printable(repr(text))}: {error}") from None
-    if not text[0].isspace():
-        with suppress(OptionError):  # a vocabulary without a space
-            found.append(tuple(model.tokenizer.encode(" " + text)))
     if not all(found):
         raise OptionError(f"bad_words has {printable(repr(text))}, for which the model has no token")
+    if not text[0].isspace():
+        with suppress(OptionError):  # a vocabulary without a space
+            found.append(tuple(encode(" " + text)))
+    with suppress(OptionError):  # or without a comma
+        comma, after = encode(","), tuple(encode("," + text))
+        if len(after) > len(comma) and after[: len(comma)] == tuple(comma):
+            found.append(after[len(comma) :])
     return found
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -18,6 +20,7 @@ from mlxgen.sampling.bans import Bans
 from mlxgen.sampling.samplers import Sampling
 
 from ..support.models import letter_tokenizer, tiny_gpt2
+from ..text.test_sentencepiece import trained
 
 PROMPT = [3, 1, 4, 1, 5]
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # ours, and transformers'
@@ -211,6 +214,14 @@ def test_a_vocabulary_without_a_space_bans_the_text_alone() -> None:
     tiny = tiny_gpt2(tokenizer=letter_tokenizer(list("abc")))
     bans = model_bans(Sampling(bad_words=["ab"]), tiny.model(), ())
     assert bans.bad_words == ((0, 1),)
+
+
+def test_with_sentencepiece_a_text_is_banned_also_where_no_space_comes_before_it(tmp_path: Path) -> None:
+    """Sentencepiece writes a text of its own with a space, and Japanese texts have none."""
+    tokenizer, theirs = trained(tmp_path, "T5Tokenizer", "unigram")
+    model = replace(tiny_gpt2().model(), tokenizer=tokenizer)
+    banned = model_bans(Sampling(bad_words=["日本語"]), model, ()).bad_words
+    assert banned == (tuple(theirs.encode("日本語")), tuple(theirs.piece_to_id(list("日本語"))))
 
 
 def test_what_is_off_bans_nothing(model: mlxgen.Model) -> None:
