@@ -41,6 +41,7 @@ except ImportError as error:
     ) from None
 
 DEFAULT_DEVICE = "cuda:0"  # what the harness says where the user says nothing
+OF_HF = {"pretrained": "model", "path": "model", "peft": "adapter"}  # what the arguments of `hf` are here
 MODEL_ARGS = ("model", "revision", "dtype", "adapter", "batch_size", "max_length", "max_gen_toks", "stride")
 # Generation arguments of tasks that say how transformers should do what mlxgen does anyway, or that only repeat what is
 # the case: the value that may be ignored.
@@ -76,7 +77,7 @@ class MlxgenLM(TemplateLM):
         super().__init__()
         if unknown:
             name = min(unknown)
-            near = "model" if name in ("pretrained", "path") else nearest(name, MODEL_ARGS)
+            near = OF_HF.get(name) or nearest(name, MODEL_ARGS)
             hint = f"did you mean {near}?" if near else f"they are {', '.join(MODEL_ARGS)}"
             raise OptionError(f"unknown model argument {name!r}; {hint}")
         if device not in (None, DEFAULT_DEVICE):

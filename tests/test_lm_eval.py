@@ -131,6 +131,7 @@ def test_generation_arguments_that_mean_nothing_here_are_refused(ours: MlxgenLM)
 def test_model_arguments_are_checked(folder: str) -> None:
     for given, message in (
         ({"pretrained": "gpt2"}, "unknown model argument 'pretrained'; did you mean model?"),
+        ({"peft": "tales"}, "did you mean adapter?"),
         ({"batchsize": 2}, "did you mean batch_size?"),
         ({"batch_size": "many"}, "batch_size must be a whole number or auto, not 'many'"),
         ({"batch_size": 0}, "batch_size must be a whole number of at least 1"),
