@@ -18,6 +18,7 @@ TORCH_SINGLE = "pytorch_model.bin"
 TORCH_INDEX = "pytorch_model.bin.index.json"
 TORCH_WEIGHTS = (TORCH_SINGLE, TORCH_INDEX, "pytorch_model-*-of-*.bin")
 ADAPTER_CONFIG = "adapter_config.json"
+DEEPSPEED_SCRIPT = "zero_to_fp32.py"  # in the folder of every checkpoint
 ORIGIN = "converted_from.json"  # see `origin`
 PEFT_ADAPTER, PEFT_ADAPTER_TORCH, MLX_ADAPTER = "adapter_model.safetensors", "adapter_model.bin", "adapters.safetensors"
 ADAPTER_FILES = (PEFT_ADAPTER, PEFT_ADAPTER_TORCH, MLX_ADAPTER)
@@ -161,6 +162,8 @@ def _found_instead(folder: Path) -> str:
     if instead := recognise_folder(folder):
         kind, path = instead
         return f"; it contains {kind.what} ({path.name}): {kind.advice_for(path)}"
+    if (folder / DEEPSPEED_SCRIPT).is_file():
+        return f"; it is a checkpoint of DeepSpeed: convert it with `mlxgen convert {folder}`"
     if inner := inner_models(folder):
         return f"; it contains {len(inner)} model folders: give one of them, such as {inner[-1]}"
     return ""

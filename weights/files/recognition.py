@@ -160,7 +160,15 @@ KINDS = (
         TENSORFLOW,
         CONVERT,
         _is_tensorflow,
-        ("*.ckpt*.index", "model-*.index", "ckpt-*.index", "*.ckpt*.data-*", "model-*.data-*", "*.ckpt*.meta"),
+        (
+            "checkpoint",
+            "*.ckpt*.index",
+            "model-*.index",
+            "ckpt-*.index",
+            "*.ckpt*.data-*",
+            "model-*.data-*",
+            "*.ckpt*.meta",
+        ),
         opened_by_convert=True,
     ),
     Kind(

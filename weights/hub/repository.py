@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,8 @@ from mlxgen.weights.hub.answers import BadAnswer, checked_hex, get_json
 from mlxgen.weights.hub.client_output import client_output
 from mlxgen.weights.hub.download import cache_of, download_file, remember
 from mlxgen.weights.hub.explain import explain_download
+
+OTHER_WEIGHTS = (".index", "flax_model.msgpack", "tf_model.h5")  # TensorFlow's, and others that have to be converted
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +177,14 @@ def _check_listing(repo: str, where: str, revision: str | None, files: Sequence[
         raise ModelError(
             f"{where}: has only GGUF files; download one with `hf download {repo} {printable(weights[0])}`, "
             "and convert it with `mlxgen convert FILE`"
+        )
+    others = [file for file in listing.files if file.endswith(OTHER_WEIGHTS)]
+    if others and not weights:
+        folder = repo.rpartition("/")[2]
+        place = shlex.quote(printable(f"{folder}/{others[0]}").rpartition("/")[0])
+        raise ModelError(
+            f"{where}: has only {printable(others[0])}; download it with `hf download {repo} --local-dir {folder}`, "
+            f"then run `mlxgen convert {place}`"
         )
     if "config.json" not in files:
         raise ModelError(f"{where}: has no config.json, so mlxgen cannot open it")

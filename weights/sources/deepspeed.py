@@ -11,11 +11,11 @@ from pathlib import Path
 
 from mlxgen.errors import ModelError
 from mlxgen.regular_file import open_regular
+from mlxgen.weights.files.model_folder import DEEPSPEED_SCRIPT
 
 WHOLE = "mp_rank_00_model_states.pt"
 PART = re.compile(r"zero_pp_rank_\d+_mp_rank_\d+_model_states\.pt")
 OPTIMIZER = re.compile(r"\w+_optim_states\.pt")
-SCRIPT = "zero_to_fp32.py"  # DeepSpeed puts it into each of its checkpoints
 
 
 def find_states(folder: Path) -> Path | None:
@@ -34,7 +34,7 @@ def find_states(folder: Path) -> Path | None:
 def refuse_part(file: Path) -> None:
     """Raise ModelError for a file of DeepSpeed's that has only a part of a model, or none of it."""
     if PART.fullmatch(file.name):
-        top = next((folder for folder in list(file.parents)[:2] if (folder / SCRIPT).is_file()), file.parent)
+        top = next((folder for folder in list(file.parents)[:2] if (folder / DEEPSPEED_SCRIPT).is_file()), file.parent)
         raise ModelError(_in_parts(file, top))
     if OPTIMIZER.fullmatch(file.name):
         raise ModelError(f"{file}: is the state of DeepSpeed's optimizer; give the {WHOLE} beside it")
@@ -54,5 +54,5 @@ def _in_parts(what: Path, top: Path) -> str:
     beside = f" --config {top}/config.json --vocab {top}" if (top / "config.json").is_file() else " --config FILE"
     return (
         f"{what}: is a ZeRO-3 checkpoint of DeepSpeed, where each process has a part of the weights; join them with "
-        f"`python {top}/{SCRIPT} {top} {top}/whole`, and then `mlxgen convert {top}/whole{beside}`"
+        f"`python {top}/{DEEPSPEED_SCRIPT} {top} {top}/whole`, and then `mlxgen convert {top}/whole{beside}`"
     )

@@ -74,6 +74,19 @@ def test_another_kind_of_model_is_refused_before_its_weights_are_downloaded(hub:
     assert hub.downloaded == {"config.json"}
 
 
+@pytest.mark.parametrize(
+    ("file", "place"),
+    [("flax_model.msgpack", "old"), ("tf_model.h5", "old"), ("checkpoint/run1/model-9.index", "old/checkpoint/run1")],
+)
+def test_weights_of_another_program_alone_point_to_a_download_and_convert(hub: Hub, file: str, place: str) -> None:
+    hub.repos["someone/old"] = {"config.json": CONFIG, "vocab.json": b"{}", file: b"1"}
+    message = refusal("someone/old")
+    assert f"has only {file}; download it with `hf download someone/old --local-dir old`" in message
+    assert f"`mlxgen convert {place}`" in message and not hub.downloaded
+    hub.repos["someone/old"]["model.safetensors"] = b"weights"
+    assert (resolve("someone/old") / "model.safetensors").is_file()
+
+
 def test_pytorch_weights_alone_point_to_convert_and_convert_gets_them(hub: Hub) -> None:
     hub.repos["someone/old"] = {"config.json": CONFIG, "vocab.json": b"{}", "pytorch_model.bin": b"pickled"}
     message = refusal("someone/old")
@@ -85,14 +98,14 @@ def test_pytorch_weights_alone_point_to_convert_and_convert_gets_them(hub: Hub) 
 def test_repositories_that_hold_no_model(hub: Hub) -> None:
     hub.repos["someone/adapter"] = {"adapter_config.json": b"{}", "adapter_model.safetensors": b""}
     hub.repos["someone/empty"] = {"README.md": b""}
-    hub.repos["someone/flax"] = {"config.json": CONFIG, "flax_model.msgpack": b""}
+    hub.repos["someone/half"] = {"config.json": CONFIG}
     assert "is an adapter, not a whole model" in refusal("someone/adapter")
     hub.repos["someone/lora"] = {"config.json": CONFIG, "adapter_config.json": b'{"base_model_name_or_path": "gpt2"}'}
     assert "mlxgen generate -m gpt2 --adapter someone/lora" in refusal("someone/lora")
     assert "no config.json" in refusal("someone/empty")
     hub.repos["someone/llama"] = {"README.md": b"", "tales.Q8_0.gguf": b"GGUF"}
     assert "`hf download someone/llama tales.Q8_0.gguf`" in refusal("someone/llama")
-    assert "no weights" in refusal("someone/flax")
+    assert "no weights" in refusal("someone/half")
 
 
 def test_no_such_model(hub: Hub) -> None:

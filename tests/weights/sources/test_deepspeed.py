@@ -12,6 +12,7 @@ import transformers
 
 from mlxgen.weights import convert
 
+from ...cli.running import run
 from ...support import oracles
 from ...support.models import published, tiny_gpt2
 from ..transformers_gpt2 import SIZES
@@ -57,6 +58,13 @@ def test_deepspeeds_checkpoint_computes_what_transformers_computes(tmp_path: Pat
     file = folder / tag / "mp_rank_00_model_states.pt"
     done = convert(file, tmp_path / "again", config=folder / "config.json", vocab=folder)
     assert agree(mlx_logits(done.folder), expected)
+
+
+def test_generate_sends_a_checkpoint_of_deepspeeds_to_convert(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "checkpoint-500", states())
+    said = run("generate", "-m", str(folder), "Once")
+    assert said.exit_code == 1
+    assert f"it is a checkpoint of DeepSpeed: convert it with `mlxgen convert {folder}`" in said.stderr
 
 
 def test_zero_3_is_refused_with_the_command_that_joins_it(tmp_path: Path) -> None:

@@ -128,7 +128,7 @@ def test_generate_says_the_command_that_converts_it(tmp_path: Path) -> None:
     for name in ("", "model-10", "model-10.index"):
         said = run("generate", "-m", str(folder / name), "Once")
         assert said.exit_code == 1 and "is a TensorFlow checkpoint" in said.stderr.replace("contains", "is")
-        assert f"`mlxgen convert {folder}/model-10.index`" in said.stderr
+        assert f"`mlxgen convert {folder}/{'model-10.index' if name else 'checkpoint'}`" in said.stderr  # the newest
     outer = run("generate", "-m", str(tmp_path), "Once")
     assert f"give one of them, such as {folder}" in outer.stderr
 
