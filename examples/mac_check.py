@@ -30,6 +30,8 @@ from mlxgen.network.cache import make_cache
 from mlxgen.network.compiled_step import CompiledStep
 from mlxgen.network.config import GPT2Config
 from mlxgen.network.decoder import GPT2
+from mlxgen.sampling.bans import ban_repeated_ngrams, ban_tokens, ban_words, word_arrays
+from mlxgen.sampling.probability_cuts import apply_epsilon_cutoff, apply_eta_cutoff, apply_typical_p
 from mlxgen.sampling.samplers import apply_temperature, apply_top_k, draw
 from mlxgen.weights import convert
 
@@ -222,6 +224,16 @@ def drawn(model: mlxgen.Model) -> mx.array:
     return draw(apply_top_k(apply_temperature(logits, 1.0), 40), mx.random.key(5))
 
 
+def kept(model: mlxgen.Model) -> mx.array:
+    """Which tokens the bans and the cuts by probability keep, of logits that both devices have to the last bit."""
+    rng = np.random.default_rng(3)
+    logits = mx.array(rng.integers(-20, 20, (8, 4096)) / 4, mx.float32)
+    recent = mx.array(rng.integers(0, 40, (8, 200)), mx.int32)
+    banned = ban_words(ban_repeated_ngrams(logits, recent, 2), recent, *word_arrays([(41,), (2, 3), (4, 5, 6)]))
+    cut = [apply_typical_p(logits, 0.9), apply_epsilon_cutoff(logits, 1e-3), apply_eta_cutoff(logits, 2e-3)]
+    return mx.isfinite(mx.concatenate([ban_tokens(banned, [42, 43]), *cut])).astype(mx.float32)
+
+
 def trained(ids: Sequence[int]) -> Work:
     """The loss, its gradient, and the loss after a step along it."""
 
@@ -280,6 +292,7 @@ def check_all(table: Table, scratch: Path, quick: bool) -> None:
         together, alone = (batched(prompts, together=way, **rules) for way in (True, False))
         table.same(f"tokens in a batch, {name}", folder, together, alone)
     table.compare("tokens drawn with a key", folder, drawn, limit=0)
+    table.compare("tokens that bans and cuts keep", folder, kept, limit=0)
 
 
 def main() -> int:

@@ -117,7 +117,7 @@ def test_the_mac_check_finds_every_promise_kept():
     assert printed.endswith("Every promise holds.\n") and "FAIL" not in printed
     for part in ("bare layout", "model. layout", "bfloat16", "heads of 80", "rotating", "slide", "4 bits", "8 bits"):
         assert part in printed
-    for part in ("training step", "lookahead, greedy", "batch, sampled", "plain step", "with a key"):
+    for part in ("training step", "lookahead, greedy", "batch, sampled", "plain step", "with a key", "bans and cuts"):
         assert part in printed
 
 
