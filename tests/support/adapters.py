@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +18,15 @@ from .oracles import torch_logits
 IDS = [5, 17, 80, 2, 9, 33, 100, 41, 7, 250]
 
 
-def write_peft(folder: Path, base: TinyGPT2, *, pickled: bool = False, **options: Any) -> Path:
-    """An adapter of PEFT for the model. options: of LoraConfig."""
+def write_peft(folder: Path, base: TinyGPT2 | Callable[[], Any], *, pickled: bool = False, **options: Any) -> Path:
+    """An adapter of PEFT for the model, or for that which a function makes. options: of LoraConfig."""
     import peft
     import torch
 
     torch.manual_seed(3)
     settings = {"r": 4, "lora_alpha": 8, "target_modules": ["c_attn"], "task_type": "CAUSAL_LM", **options}
     with warnings.catch_warnings(action="ignore"):  # about fan_in_fan_out and tied embeddings
-        model = peft.get_peft_model(base.torch(), peft.LoraConfig(**settings))
+        model = peft.get_peft_model(made(base), peft.LoraConfig(**settings))
         with torch.no_grad():
             for parameter in model.parameters():
                 if parameter.requires_grad:
@@ -35,6 +35,10 @@ def write_peft(folder: Path, base: TinyGPT2, *, pickled: bool = False, **options
     if pickled:
         save_pickled(folder)
     return folder
+
+
+def made(base: TinyGPT2 | Callable[[], Any]) -> Any:
+    return base.torch() if isinstance(base, TinyGPT2) else base()
 
 
 def save_pickled(folder: Path) -> None:
@@ -48,12 +52,12 @@ def save_pickled(folder: Path) -> None:
         file.unlink()
 
 
-def peft_logits(folder: Path, base: TinyGPT2, *, merged: bool = True) -> Any:
+def peft_logits(folder: Path, base: TinyGPT2 | Callable[[], Any], *, merged: bool = True) -> Any:
     """What PEFT computes with the adapter: [n, V]."""
     import peft
 
     with warnings.catch_warnings(action="ignore"):
-        model = peft.PeftModel.from_pretrained(base.torch(), str(folder)).eval()
+        model = peft.PeftModel.from_pretrained(made(base), str(folder)).eval()
         if merged:
             model = model.merge_and_unload()
     return torch_logits(model, IDS)

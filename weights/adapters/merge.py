@@ -7,7 +7,7 @@ parameter of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -41,43 +41,32 @@ def merge(weights: DecoderWeights, adapter: Adapter, warn: Callable[[str], None]
 
 
 def _merge(weights: DecoderWeights, adapter: Adapter, warn: Callable[[str], None]) -> DecoderWeights:
-    settings = adapter.settings
+    settings, before = adapter.settings, weights.config
     if isinstance(settings, mlx_lm.Settings):
-        fit = Fit(weights.config, adapter.tensors)
+        fit = Fit(before, adapter.tensors)
         mlx_lm.collect(fit, settings, adapter.tensors)
         fit.check(adapter.base)
-        return replace(weights, changes=_changes(_tied(fit.steps) if weights.config.tie_word_embeddings else fit.steps))
+        steps = _on_embedding(fit.steps) if before.tie_word_embeddings else fit.steps
+        return replace(weights, changes={target: _change(target, own) for target, own in steps.items()})
     plain = peft.plain_names(adapter.tensors)
-    config = _with_vocabulary(weights.config, plain)
+    config = _with_vocabulary(before, plain)
     fit = Fit(config, adapter.tensors)
     further = peft.collect(fit, settings, plain)
     fit.check(adapter.base)
     if further:
         warn(f"{listed(further, 3)}: left out, because it is not part of a language model")
-    steps = dict(fit.steps)
-    if not config.tie_word_embeddings:
-        _check_head(weights.config, config, steps)
-        return replace(weights, config=config, changes=_changes(steps))
-    if settings.tied and EMBEDDING in steps and HEAD in steps:  # the same numbers, trained for both sides
-        del steps[HEAD]
-        return replace(weights, config=config, changes=_changes(steps))
-    whole = [
-        _is_replaced(steps.get(target, [])) and settings.is_whole(module)
-        for target, module in ((EMBEDDING, "transformer.wte"), (HEAD, "lm_head"))
-    ]
-    if any(whole):
-        _check_head(weights.config, config, steps)
-        config = replace(config, tie_word_embeddings=False)
-        head = _change(EMBEDDING, steps.get(HEAD, []))
-        return replace(weights, config=config, changes={**_changes(steps), HEAD: head})
-    if any(isinstance(step, LowRank) for name in (EMBEDDING, HEAD) for step in steps.get(name, [])):
-        warn(BOTH_SIDES)
-    return replace(weights, config=config, changes=_changes(_tied(steps)))
+    tied, steps = _with_head(config, settings, fit.steps, warn)
+    sides = (EMBEDDING,) if tied else (EMBEDDING, HEAD)
+    if config.vocab_size != before.vocab_size and not all(_is_replaced(steps.get(side, [])) for side in sides):
+        raise ModelError("has an embedding or a head for another vocabulary, but not both")
+    bases = {HEAD: EMBEDDING} if before.tie_word_embeddings else {}
+    changes = {target: _change(bases.get(target, target), own) for target, own in steps.items()}
+    return replace(weights, config=replace(config, tie_word_embeddings=tied), changes=changes)
 
 
-def _with_vocabulary(config: GPT2Config, plain: dict[str, LazyTensor]) -> GPT2Config:
-    """The config for the vocabulary of an embedding that the adapter replaces, which may have other tokens."""
-    for name in ("transformer.wte.weight", "wte.weight"):
+def _with_vocabulary(config: GPT2Config, plain: Mapping[str, LazyTensor]) -> GPT2Config:
+    """The config for the vocabulary of an embedding or head that the adapter replaces, which may have other tokens."""
+    for name in ("transformer.wte.weight", "wte.weight", "lm_head.weight"):
         if name in plain:
             shape = plain[name].stored.shape
             if len(shape) == 2 and shape[1] == config.n_embd and 0 < shape[0] <= LIMITS["vocab_size"]:
@@ -85,14 +74,24 @@ def _with_vocabulary(config: GPT2Config, plain: dict[str, LazyTensor]) -> GPT2Co
     return config
 
 
-def _check_head(before: GPT2Config, after: GPT2Config, steps: dict[str, list[Step]]) -> None:
-    """Refuse an embedding of another vocabulary without a head of its own for it."""
-    if after.vocab_size != before.vocab_size and not _is_replaced(steps.get(HEAD, [])):
-        raise ModelError("has an embedding of another vocabulary, but no head (lm_head) for it")
+def _with_head(
+    config: GPT2Config, settings: peft.Settings, steps: Mapping[str, list[Step]], warn: Callable[[str], None]
+) -> tuple[bool, dict[str, list[Step]]]:
+    """Whether the head is tied to the embedding in the end, and the steps by the parameters that then are there."""
+    if not config.tie_word_embeddings:
+        return False, dict(steps)
+    if settings.tied and EMBEDDING in steps and HEAD in steps:  # the same numbers, trained for both sides
+        return True, {target: own for target, own in steps.items() if target != HEAD}
+    sides = ((EMBEDDING, "transformer.wte"), (HEAD, "lm_head"))
+    if any(settings.is_whole(module) and _is_replaced(steps.get(target, [])) for target, module in sides):
+        return False, {**steps, HEAD: steps.get(HEAD, [])}
+    if any(isinstance(step, LowRank) for target, _ in sides for step in steps.get(target, [])):
+        warn(BOTH_SIDES)
+    return True, _on_embedding(steps)
 
 
-def _tied(steps: dict[str, list[Step]]) -> dict[str, list[Step]]:
-    """The steps with those of the head on the embedding, which it is."""
+def _on_embedding(steps: Mapping[str, list[Step]]) -> dict[str, list[Step]]:
+    """The steps of a tied head on the embedding, which it is."""
     both = [*steps.get(EMBEDDING, []), *steps.get(HEAD, [])]
     others = {target: own for target, own in steps.items() if target not in (EMBEDDING, HEAD)}
     return {**others, EMBEDDING: sorted(both, key=lambda step: step.order)} if both else others
@@ -100,10 +99,6 @@ def _tied(steps: dict[str, list[Step]]) -> dict[str, list[Step]]:
 
 def _is_replaced(steps: Sequence[Step]) -> bool:
     return any(isinstance(step, Replacement) for step in steps)
-
-
-def _changes(steps: dict[str, list[Step]]) -> dict[str, Change]:
-    return {target: _change(target, own) for target, own in steps.items()}
 
 
 def _change(base: str, steps: Sequence[Step]) -> Change:

@@ -116,14 +116,24 @@ def _refuse(kind: object) -> None:
 
 
 def plain_names(tensors: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
-    """The tensors by the names of their modules in the model, such as "transformer.h.0.ln_1.bias"."""
+    """The tensors by the names of their modules in the model, such as "transformer.h.0.ln_1.bias".
+
+    Where tokens were added, PEFT saves the embedding and the head as well. A module of modules_to_save is then there
+    three times: by its own name, by that of its copy, which are the same, and as it was before the training.
+    """
     plain: dict[str, LazyTensor] = {}
+    copies: dict[str, LazyTensor] = {}
     for name, tensor in tensors.items():
-        short = PREFIX.sub("", WRAPPERS.sub("", name)).replace(".base_layer.", ".")
-        if short in plain:
+        short = PREFIX.sub("", WRAPPERS.sub("", name)).replace(".token_adapter.base_layer.", ".")
+        short = short.replace(".base_layer.", ".")
+        if ".original_module." in short:
+            continue
+        place = copies if ".modules_to_save." in short else plain
+        short = short.replace(".modules_to_save.", ".")
+        if short in place:
             raise ModelError(f"has {printable(short, 200)} twice")
-        plain[short] = tensor
-    return plain
+        place[short] = tensor
+    return plain | copies
 
 
 def collect(fit: Fit, settings: Settings, plain: Mapping[str, LazyTensor]) -> list[str]:
@@ -185,5 +195,6 @@ def parameter(name: str) -> str:
 def _token_ids(tokens: Any, module: str) -> list[int]:
     """The ids whose rows were trained, in the order of the rows."""
     if isinstance(tokens, dict):
-        tokens = next((ids for name, ids in tokens.items() if f".{module}".endswith(f".{name}")), None)
+        of_module = (ids for name, ids in tokens.items() if f".transformer.{module}".endswith(f".{name}"))
+        tokens = next(of_module, None) if module != "lm_head" else tokens.get(module, _token_ids(tokens, "wte"))
     return read.whole_numbers("trainable_token_indices", tokens)

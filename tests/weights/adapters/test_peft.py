@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import peft
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
 from mlxgen.errors import ModelError, ModelWarning
@@ -134,20 +134,44 @@ def test_half_precision_adapters_are_merged_in_float32(tmp_path: Path) -> None:
     assert_close(logits_of(decoder_with(model, adapter)), peft_logits(adapter, TINY))
 
 
-def test_an_embedding_of_more_tokens(tmp_path: Path) -> None:
-    """Tokens were added, and the embedding and the head trained as a whole: the model gets their vocabulary."""
+RESIZED: dict[str, dict[str, Any]] = {
+    "nothing of them": {},
+    "embedding and head": {"modules_to_save": ["wte", "lm_head"]},
+    "embedding": {"modules_to_save": ["wte"]},
+    "head": {"modules_to_save": ["lm_head"]},
+    "both, to stay tied": {"modules_to_save": ["lm_head"], "ensure_weight_tying": True},
+    "embedding, low rank": {"target_modules": ["wte", "c_attn"]},
+    "head, low rank": {"target_modules": ["lm_head"]},
+    "new tokens": {"trainable_token_indices": [TINY.config.vocab_size, 5]},
+    "new tokens by name": {"trainable_token_indices": {"wte": [TINY.config.vocab_size, 5]}},
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("trained", RESIZED)
+def test_tokens_that_were_added(tmp_path: Path, trained: str) -> None:
+    """PEFT then saves the embedding and the head as well, and the model gets their vocabulary."""
+
+    def enlarged() -> Any:
+        torch.manual_seed(5)  # the same new rows in training and in the oracle
+        model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+        model.resize_token_embeddings(TINY.config.vocab_size + 3, mean_resizing=False)
+        return model
+
     model = TINY.write(tmp_path / "model")
-    grown = tiny_gpt2(vocab_size=TINY.config.vocab_size + 3)
-    adapter = write_peft(tmp_path / "adapter", grown, modules_to_save=["wte", "lm_head"])
+    adapter = write_peft(tmp_path / "adapter", enlarged, **RESIZED[trained])
     decoder = decoder_with(model, adapter)
     assert decoder.config.vocab_size == TINY.config.vocab_size + 3
-    enlarged = TINY.torch()
-    enlarged.resize_token_embeddings(grown.config.vocab_size, mean_resizing=False)
-    theirs = peft.PeftModel.from_pretrained(enlarged, str(adapter)).merge_and_unload()
-    assert_close(logits_of(decoder), torch_logits(theirs, IDS))
-    write_peft(tmp_path / "half", grown, modules_to_save=["wte"])
-    with pytest.raises(ModelError, match="no head"):
-        decoder_with(model, tmp_path / "half")
+    assert_close(logits_of(decoder), peft_logits(adapter, enlarged))
+
+
+def test_a_vocabulary_for_one_side_alone_is_refused(tmp_path: Path) -> None:
+    model = TINY.write(tmp_path / "model")
+    grown = tiny_gpt2(vocab_size=TINY.config.vocab_size + 3)
+    for whole in ("wte", "lm_head"):
+        adapter = write_peft(tmp_path / whole, grown.torch, modules_to_save=[whole])
+        with pytest.raises(ModelError, match="but not both"):
+            decoder_with(model, adapter)
 
 
 # Refused
