@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -95,7 +96,7 @@ def with_adapter(weights: DecoderWeights, adapter: Adapter) -> DecoderWeights:
         weights = merge(weights, adapter, notes.append)
     for note in notes:
         warnings.warn(f"{adapter.folder}: {note}", ModelWarning, stacklevel=2)
-    return weights
+    return replace(weights, read=_reading_again(weights))
 
 
 def tokenizer_folder(folder: Path, adapter: Adapter | None) -> Path:
@@ -167,6 +168,18 @@ def _tensors(weights: DecoderWeights, target: str, packed: bool) -> dict[str, mx
     if packed and path != target and path in weights.packed:
         return weights.stored_parts(path)
     return {target: weights.unpacked(target, mx.float32)}
+
+
+def _reading_again(weights: DecoderWeights) -> Read:
+    """Reads what an adapter changes anew each time, so that nothing keeps the stored numbers beside the merged ones."""
+    paths = [change.base.removesuffix(".weight") for change in weights.changes.values()]
+    targets = [f"{path}{kind}" for path in paths for kind in ("", ".weight", ".scales", ".biases")]
+    changed = {weights.layout.sources[target] for target in targets if target in weights.layout.sources}
+
+    def read(source: ParameterSource) -> mx.array:
+        return tensor_reader(source.tensor.file)(source.name) if source in changed else weights.read(source)
+
+    return read
 
 
 def _pack_modules(decoder: GPT2, packing: Mapping[str, Quantization]) -> None:

@@ -65,8 +65,10 @@ class LowRank:
     order: int = 2
 
     def apply(self, weight: mx.array) -> mx.array:
-        product = self.left.read().astype(mx.float32) @ self.right.read().astype(mx.float32)
-        weight = weight + self.scale * (product.T if self.transpose else product)
+        left, right = (factor.read().astype(mx.float32) for factor in (self.left, self.right))
+        if self.transpose:
+            left, right = right.T, left.T
+        weight = mx.addmm(weight, left, right, alpha=self.scale)
         if self.magnitude is None:
             return weight
         axis = 0 if self.columns else 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -126,3 +127,22 @@ def test_the_tokenizer_of_an_adapter_comes_first(tmp_path: Path, model: Path, ad
     done = convert(model, tmp_path / "out", adapter=adapter)
     assert done.tokenizer == "the adapter's"
     assert mlxgen.load(str(done.folder)).tokenizer.chat_template == "its own"
+
+
+def test_one_layer_at_a_time_is_merged(tmp_path: Path) -> None:
+    """The stored numbers do not stay in memory beside the merged ones."""
+    wide = tiny_gpt2(n_embd=256, n_layer=6, n_ctx=64, layer_norm_epsilon=1e-5)
+    model = wide.write(tmp_path / "wide", "model.")
+    adapter = write_mlx_lm(tmp_path / "lora", model, num_layers=6)
+
+    def peak(**options: Any) -> int:
+        gc.collect()
+        mx.clear_cache()
+        mx.reset_peak_memory()
+        before = mx.get_active_memory()
+        loaded = mlxgen.load(str(model), **options)
+        assert loaded.config.n_layer == 6
+        return mx.get_peak_memory() - before
+
+    largest = 4 * 1024 * 256  # bytes of mlp.c_fc
+    assert peak(adapter=adapter) < peak() + 5 * largest
