@@ -73,7 +73,7 @@ class Head(click.ParamType[tuple[int, int] | str]):
     "--compare",
     metavar="MODEL",
     shell_complete=complete_model,
-    help="Also trace this model on the same prompt, and show both runs side by side.",
+    help="Also trace this model, without --adapter, on the same prompt, and show both runs side by side.",
 )
 @click.option(
     "--compare-seed",

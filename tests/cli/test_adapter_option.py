@@ -106,3 +106,25 @@ def test_an_adapter_in_the_models_place_gives_commands_that_work(tmp_path: Path,
         words = shlex.split(command)
         extra = ["-n", "2"] if words[1] == "generate" else ["-o", str(tmp_path / "out")]
         assert run(*words[1:], *extra).exit_code == 0, command
+
+
+def test_trace_compares_the_adapter_with_the_model_without_it(model: str, adapter: str) -> None:
+    args = (
+        "trace",
+        "Far",
+        "-m",
+        model,
+        "-n",
+        "4",
+        "--greedy",
+        "--ignore-eos",
+        "--adapter",
+        adapter,
+        "--compare",
+        model,
+    )
+    record = json.loads(run(*args, "--json").stdout)
+    for name, found in (("first", mlxgen.load(model, adapter=adapter)), ("second", mlxgen.load(model))):
+        expected = mlxgen.generate(found, "Far", max_tokens=4, temperature=0, ignore_eos=True)
+        assert [token["id"] for token in record[name]["tokens"]] == expected.tokens
+        assert record[name]["model"] == found.label
