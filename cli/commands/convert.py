@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mlxgen.cli.completion import complete_file, complete_folder, complete_source
+from mlxgen.cli.completion import complete_file, complete_source
 from mlxgen.cli.options import adapter_option, revision_option
 from mlxgen.cli.output import say, size, write, write_json
 from mlxgen.cli.progress import progress_bar
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     "-o",
     "--output",
     metavar="PATH",
-    shell_complete=complete_folder,
+    shell_complete=complete_file,
     help="Folder or GGUF file to write.  [default: a folder among those that `mlxgen models` lists; a file here]",
 )
 @click.option(
