@@ -20,7 +20,7 @@ from mlxgen.weights.conversion.folder_output import check_space, write_model_fol
 from mlxgen.weights.conversion.gguf_file import check_gguf, gguf_tensors, gguf_type, model_entries
 from mlxgen.weights.conversion.gguf_output import tokenizer_of_files, write_gguf_file
 from mlxgen.weights.conversion.gguf_vocabulary import vocabulary_entries
-from mlxgen.weights.conversion.hf_folder import as_conv1d
+from mlxgen.weights.conversion.hf_layout import as_conv1d
 from mlxgen.weights.conversion.output_format import (
     GGUF,
     HF,
@@ -123,8 +123,8 @@ def convert(
         files, tokenizer = _tokenizer(checkpoint, opened, model_config.vocab_size, given)
     for note in (*layout.notes, *(mlx_lm_limits(model_config) if to == MLX else ())):
         add_warning(note)
-    job = _Job(source, target, to, _with_adapter(checkpoint, opened), weights, files, tokenizer, target_format)
-    written = (_to_gguf if to == GGUF else _to_folder)(job, force, verify, progress, add_warning)
+    job = _Job(source, target, to, _with_adapter(checkpoint, opened), weights, files, tokenizer, target_format, force)
+    written = (_to_gguf if to == GGUF else _to_folder)(job, verify, progress, add_warning)
     return Conversion(
         source=source,
         kind=checkpoint.kind,
@@ -158,9 +158,10 @@ class _Job:
     files: Files
     tokenizer: str  # where it is from
     target_format: WeightFormat
+    force: bool
 
 
-def _to_folder(job: _Job, force: bool, verify: bool, progress: WriteProgress | None, warn: Warn) -> Written:
+def _to_folder(job: _Job, verify: bool, progress: WriteProgress | None, warn: Warn) -> Written:
     config, target_format = job.weights.config, job.target_format
     if job.to == HF:
         unpacked = plan_tensors(job.weights, replace(target_format, dequantize=True), warn)
@@ -178,7 +179,7 @@ def _to_folder(job: _Job, force: bool, verify: bool, progress: WriteProgress | N
     changes = _changes(job, stored_as, is_quantized(groups))
     card = model_card(job.checkpoint, job.target.absolute().name, changes, job.to)
     verification = None
-    with _explaining(job.target, n_bytes), replacing_folder(job.target, force=force) as folder:
+    with _explaining(job.target, n_bytes), replacing_folder(job.target, force=job.force) as folder:
         check_space(folder, job.target, n_bytes)
         written = write_model_folder(folder, job.to, job.checkpoint, entries, job.files, card, groups, progress)
         if verify:
@@ -186,7 +187,7 @@ def _to_folder(job: _Job, force: bool, verify: bool, progress: WriteProgress | N
     return Written(n_bytes, stored_as, quantization, written.chat_template is not None, verification)
 
 
-def _to_gguf(job: _Job, force: bool, verify: bool, progress: WriteProgress | None, warn: Warn) -> Written:
+def _to_gguf(job: _Job, verify: bool, progress: WriteProgress | None, warn: Warn) -> Written:
     config, target_format = job.weights.config, job.target_format
     try:
         check_gguf(config)

@@ -11,7 +11,6 @@ from typing import Any
 from mlxgen.errors import MlxgenError, ModelError
 from mlxgen.text.tokenizer import Tokenizer, load_tokenizer
 from mlxgen.weights.conversion.card import licence_files
-from mlxgen.weights.conversion.hf_folder import write_expected_files
 from mlxgen.weights.conversion.output_format import HF
 from mlxgen.weights.conversion.tokenizer_choice import Files
 from mlxgen.weights.conversion.written_config import with_start_and_end
@@ -48,9 +47,26 @@ def write_model_folder(
     entries = with_start_and_end(entries, tokenizer)
     _write_json(folder / "config.json", entries)
     if to == HF:
-        write_expected_files(folder, entries, tokenizer)
+        _write_expected_files(folder, entries, tokenizer)
     write_weights(folder, groups, progress, metadata_format="pt" if to == HF else "mlx")
     return tokenizer
+
+
+def _write_expected_files(folder: Path, entries: Mapping[str, object], tokenizer: Tokenizer) -> None:
+    """Add generation_config.json and tokenizer_config.json where the source has none. entries: of config.json.
+
+    Without the latter, transformers takes any tokenizer.json of a GPT-2 for one of OpenAI's.
+    """
+    generation = folder / "generation_config.json"
+    if not generation.is_file():
+        ends = {name: entries.get(name) for name in ("bos_token_id", "eos_token_id")}
+        _write_json(generation, {"_from_model_config": True, **ends})
+    settings = folder / "tokenizer_config.json"
+    if (folder / "tokenizer.json").is_file() and not settings.is_file():
+        ids = {"bos_token": tokenizer.bos_token_id, "eos_token": tokenizer.eos_token_id}
+        roles = {role: tokenizer.token(number) for role, number in ids.items() if number is not None}
+        known = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+        _write_json(settings, {**known, **roles})
 
 
 def write_files(folder: Path, files: Files) -> None:

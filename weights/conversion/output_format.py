@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mlxgen.errors import MlxgenError, OptionError, printable, reason_of
 from mlxgen.regular_file import open_regular
-from mlxgen.weights.conversion.weight_format import WeightFormat
+from mlxgen.weights.conversion.weight_format import GROUP_SIZE, WeightFormat
 from mlxgen.weights.hub.converted import converted_folder
 from mlxgen.weights.hub.names import ALIASES, BUNDLED
 
@@ -30,6 +30,8 @@ def check_output_format(to: str, target_format: WeightFormat, output: str | Path
             "GGUF files are written in 8 bits or unquantized; for fewer, write one without --quantize and run "
             "`llama-quantize MODEL.gguf OUTPUT.gguf Q4_K_M`"
         )
+    if to == GGUF and quantization is not None and quantization.group_size not in (32, GROUP_SIZE):
+        raise OptionError("GGUF's 8 bits have groups of 32; leave --group-size out")
     if to != GGUF and output is not None and str(output).endswith(".gguf"):
         raise OptionError(f"{printable(str(output))} is the name of a GGUF file; add --to gguf")
 

@@ -208,6 +208,8 @@ def test_other_bits_and_names_are_refused(tmp_path: Path) -> None:
     source = TINY.write(tmp_path / "tales")
     with pytest.raises(OptionError, match="llama-quantize"):
         convert(source, to="gguf", quantize=4)
+    with pytest.raises(OptionError, match="groups of 32"):
+        convert(source, to="gguf", quantize=8, group_size=128)
     with pytest.raises(OptionError, match="add --to gguf"):
         convert(source, tmp_path / "tales.gguf")
     with pytest.raises(MlxgenError, match="is a folder; give the name of a file"):
