@@ -89,7 +89,7 @@ def test_other_arguments_complete_as_what_they_are(home: Path) -> None:
     assert completed("models", "") == ["plain,rm"]
     assert completed("convert", "") == ["file,"]
     assert completed("convert", "tal") == ["file,tal", "plain,tales-4bit"]
-    assert completed("convert", "gpt2", "-o", "o") == ["dir,o"]
+    assert completed("convert", "gpt2", "-o", "o") == ["file,o"]
     for words in (("score",), ("batch",), ("batch", "in.jsonl", "-o"), ("trace", "--html"), ("chat", "--load")):
         assert completed(*words, "x") == ["file,x"], words
     assert completed("generate", "A") == []
