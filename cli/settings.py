@@ -208,6 +208,7 @@ SETTINGS = (
     ),
     _setting(
         "--ban",
+        "--bad-words",
         "bad_words",
         type=WholeText(),
         multiple=True,
