@@ -51,11 +51,11 @@ def refuse_model(argument: str) -> None:
 
     The name of any other file, or of none, is a text like others.
     """
-    if what := _model_at(argument):
+    if what := model_at(argument):
         raise click.UsageError(f"{what} (if it is meant as text, give it on standard input)")
 
 
-def _model_at(argument: str) -> str | None:
+def model_at(argument: str) -> str | None:
     """What model or checkpoint is at a path, and what opens it; None if there is none."""
     path = os.path.expanduser(argument)
     if not argument.strip() or not os.path.exists(path):
@@ -112,4 +112,4 @@ def _decoded(content: bytes, name: str) -> str:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         not_text = f"{name} is not UTF-8 text (byte {error.start}); convert it with iconv -t UTF-8"
-        raise click.UsageError(_model_at(name) or not_text) from None
+        raise click.UsageError(model_at(name) or not_text) from None

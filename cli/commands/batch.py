@@ -9,6 +9,7 @@ import click
 from mlxgen.cli.completion import complete_file
 from mlxgen.cli.jsonl.input_file import FORMATS
 from mlxgen.cli.options import check_request, file_options, generation_options, model_options, quiet_option
+from mlxgen.cli.prompt import model_at
 
 
 @click.command()
@@ -65,5 +66,7 @@ def batch(ctx: click.Context, /, source: str, **given: Any) -> None:
     """
     from mlxgen.cli.jsonl.batch_lines import answer_file
 
+    if what := model_at(source):
+        raise click.UsageError(what)
     # Here --logprobs is a flag, and not a number of candidates.
     answer_file(source, check_request(ctx, {**given, "logprobs": 0}), given)

@@ -29,6 +29,7 @@ PLACES = {
 """,
     "fish": """
 # To use this now and in each new fish:
+#   mkdir -p ~/.config/fish/completions
 #   mlxgen completion fish > ~/.config/fish/completions/mlxgen.fish
 # To try it in this shell only:
 #   mlxgen completion fish | source

@@ -146,6 +146,8 @@ def _second_request(ctx: click.Context, request: Request, given: dict[str, Any])
         raise click.UsageError("--pause goes through the steps of one run; leave it out, or the comparison", ctx)
     if given["compare"] is None and request.sampling.greedy:
         raise click.UsageError("greedy text is the same with every seed; leave out --compare-seed, or --greedy", ctx)
+    if (given["lens"] or given["attention"]) and not (given["html"] or given["as_json"]):
+        raise click.UsageError("--lens and --attention of two runs are in the page and in JSON; add --html FILE", ctx)
     return request if seed is None else request.changed(seed=seed)
 
 

@@ -169,7 +169,8 @@ def test_a_prompt_of_several_arguments_is_told_of_quotes() -> None:
     assert "in quotes" not in run("info", "gpt2", "gpt2").stderr
 
 
-def test_a_checkpoint_is_no_text_to_score(tmp_path: Path) -> None:
+def test_a_checkpoint_is_no_file_of_texts(tmp_path: Path) -> None:
     said = _checkpoints(tmp_path)
-    result = run("score", str(tmp_path / "ckpt.pt"))
-    assert result.exit_code == 2 and said["ckpt.pt"].format(tmp_path / "ckpt.pt") in result.stderr
+    for name in ("score", "batch"):
+        result = run(name, str(tmp_path / "ckpt.pt"))
+        assert result.exit_code == 2 and said["ckpt.pt"].format(tmp_path / "ckpt.pt") in result.stderr

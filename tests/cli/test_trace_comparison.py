@@ -126,7 +126,8 @@ def test_a_page_of_both_is_written(folder: str, tmp_path: Path) -> None:
         (["--compare-seed", "6", "--greedy"], "the same with every seed"),
         (["--compare-seed", "6", "--pause"], "--pause"),
         (["--compare-seed", "x"], "--compare-seed"),
-        (["--compare", "MODEL", "--attention", "0.9"], "no head 9"),
+        (["--compare", "MODEL", "--attention", "0.9", "--json"], "no head 9"),
+        (["--compare", "MODEL", "--lens"], "add --html FILE"),
     ],
 )
 def test_wrong_use_is_status_2(folder: str, other: str, args: list[str], said: str) -> None:
