@@ -13,12 +13,13 @@ import mlxgen
 from mlxgen.cli.jsonl.input_file import STANDARD
 from mlxgen.cli.jsonl.score_lines import SCORE_OPTIONS, Asked, input_of_lines, read_line
 from mlxgen.cli.options import open_model
-from mlxgen.cli.output import write, write_json
-from mlxgen.cli.progress import progress_bar
+from mlxgen.cli.output import stdout_is_terminal, write, write_json
+from mlxgen.cli.progress import ProgressBar, progress_bar
 from mlxgen.cli.prompt import text_of
 from mlxgen.errors import MlxgenError, OptionError
 
 if TYPE_CHECKING:
+    from mlxgen.generation.request import Progress
     from mlxgen.model import Model
     from mlxgen.ranked_choices import RankedChoices
     from mlxgen.scoring import ScoreTotal
@@ -78,9 +79,13 @@ def score_files(contents: Sequence[tuple[str, bytes, bool]], given: Mapping[str,
     contents: each file's name, its content, and whether this is JSONL with many texts. given: the options of `mlxgen
     score`. Raises an error for an unusable file before any is scored.
     """
+    from mlxgen.scoring import checked_stride
+
     files = [_read(*content, given) for content in contents]
     model = open_model(given)
-    results = _results(model, files, quiet=given["quiet"])
+    checked_stride(model, given["stride"])
+    rows_on_terminal = given["as_csv"] and stdout_is_terminal()  # no bar between them
+    results = _results(model, files, quiet=given["quiet"] or rows_on_terminal)
     if given["as_csv"]:
         _write_csv(results)
     elif given["as_json"]:
@@ -123,7 +128,7 @@ def _results(model: Model, files: Sequence[File], *, quiet: bool) -> Iterator[Re
         result = Result(file.name)
         for at, asked in file.asked:
             try:
-                found = asked.score(model)
+                found = asked.score(model, _part_of(bar, before, asked.size, whole, file.name))
             except MlxgenError as error:
                 raise type(error)(f"{at}: {error}") from None
             if isinstance(found, mlxgen.Score):
@@ -137,6 +142,11 @@ def _results(model: Model, files: Sequence[File], *, quiet: bool) -> Iterator[Re
         total.questions += result.questions
         yield result
     yield total
+
+
+def _part_of(bar: ProgressBar | None, before: int, size: int, whole: int, name: str) -> Progress | None:
+    """The progress of one text as a part of all of them."""
+    return bar and (lambda done, total: bar(before + size * done // total, whole, Path(name).name))
 
 
 def _write_csv(results: Iterator[Result]) -> None:

@@ -24,7 +24,7 @@ from mlxgen.generation.option_names import nearest
 from mlxgen.generation.request import Options, check_options
 from mlxgen.installation import install_command
 from mlxgen.model import Model, load, start_tokens
-from mlxgen.scoring import score
+from mlxgen.scoring import checked_stride, score
 
 PACKAGE = "lm-eval>=0.4.13"
 
@@ -92,8 +92,7 @@ class MlxgenLM(TemplateLM):
         table = self.model.config.n_positions
         check_whole("max_length", table if max_length is None else max_length, 2, table)
         self.max_length = max_length or table
-        if stride is not None:
-            check_whole("stride", stride, 1, table)
+        checked_stride(self.model, stride)
         self.stride = stride
         self.tokenizer = self.model.tokenizer
 

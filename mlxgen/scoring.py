@@ -155,10 +155,7 @@ def score(
     NumericError for logits that are not finite.
     """
     check_process()
-    size = model.config.n_positions
-    stride = max(size // 2, 1) if stride is None else stride
-    if isinstance(stride, bool) or not isinstance(stride, int) or not 1 <= stride <= size:
-        raise OptionError(f"stride must be a whole number from 1 to the model's {size} positions, not {stride!r}")
+    stride = checked_stride(model, stride)
     tokens, before = encode_prompt(model, text), context_tokens(model, context, bos=bos)
     if not tokens:
         raise OptionError("there is nothing to score: the text is empty")
@@ -168,6 +165,16 @@ def score(
         )
     logprobs, ranks = _score_tokens(model, before + tokens, len(before), stride, progress)
     return make_score(model, text, tokens, logprobs, ranks)
+
+
+def checked_stride(model: Model, stride: int | None) -> int:
+    """The stride, or half the position table for None. Raises OptionError if the table does not have that many."""
+    size = model.config.n_positions
+    if stride is None:
+        return max(size // 2, 1)
+    if isinstance(stride, bool) or not isinstance(stride, int) or not 1 <= stride <= size:
+        raise OptionError(f"stride must be a whole number from 1 to the model's {size} positions, not {stride!r}")
+    return stride
 
 
 def context_tokens(model: Model, context: str | Sequence[int], *, bos: bool) -> list[int]:

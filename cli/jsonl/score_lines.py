@@ -14,6 +14,7 @@ from mlxgen.cli.options import open_model
 from mlxgen.errors import MlxgenError, OptionError
 
 if TYPE_CHECKING:
+    from mlxgen.generation.request import Progress
     from mlxgen.model import Model
     from mlxgen.ranked_choices import RankedChoices
     from mlxgen.scoring import Score
@@ -80,10 +81,10 @@ class Asked:
         """How many characters, or tokens, are scored."""
         return sum(map(len, self.choices if self.text is None else [self.text]))
 
-    def score(self, model: Model) -> Score | RankedChoices:
-        """Raises MlxgenError."""
+    def score(self, model: Model, progress: Progress | None = None) -> Score | RankedChoices:
+        """progress: called for a text with (tokens done, total tokens). Raises MlxgenError."""
         if self.text is not None:
-            return mlxgen.score(model, self.text, **self.options)
+            return mlxgen.score(model, self.text, progress=progress, **self.options)
         return mlxgen.rank_choices(
             model, choices=self.choices, answer=self.answer, delimiter=self.delimiter, **self.options
         )

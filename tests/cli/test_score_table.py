@@ -152,6 +152,12 @@ def test_a_text_that_cannot_be_scored_is_named(run: Callable[..., Result]) -> No
     assert result.exit_code == 2 and "one.txt: a single token cannot be scored" in result.stderr
 
 
+def test_a_stride_that_the_model_has_not_is_refused_before_the_first_row(run: Callable[..., Result]) -> None:
+    result = run("long.txt", "--csv", "--stride", "33")
+    assert result.exit_code == 2 and not result.stdout
+    assert "Error: stride must be a whole number from 1 to the model's 32 positions" in result.stderr
+
+
 def test_options_for_other_outputs_are_refused(run: Callable[..., Result]) -> None:
     for arguments, message in (
         (["long.txt", "long.txt", "-o", "out"], "-o and --overwrite are for the results of one JSONL file"),
