@@ -48,6 +48,21 @@ def test_nanogpts_checkpoint_computes_what_its_own_forward_pass_computes(
         ids.append(token)
 
 
+def test_transformers_opens_what_nanogpt_saved(tmp_path: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = nano(tmp_path / "out-tales", bias=False)
+    (tmp_path / "out-tales" / "meta.json").write_text(json.dumps({"stoi": CHARACTERS}))
+    folder = convert(tmp_path / "out-tales" / "ckpt.pt", tmp_path / "hf", to="hf", verify=True).folder
+    with torch.no_grad():
+        theirs = AutoModelForCausalLM.from_pretrained(folder).eval()(torch.tensor([IDS])).logits[0].numpy()
+    assert agree(theirs, torch_gpts.logits(model, IDS))
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert tokenizer(TEXT).input_ids == [CHARACTERS[character] for character in TEXT]
+    assert tokenizer.decode(tokenizer(TEXT).input_ids) == TEXT
+
+
 def test_mlx_lm_opens_a_converted_nanogpt_and_its_other_gelu_is_told(tmp_path: Path) -> None:
     import mlx_lm
 
