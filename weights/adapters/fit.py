@@ -36,7 +36,7 @@ class Fit:
 
     def replace_rows(self, target: str, tensor: LazyTensor, rows: list[int]) -> None:
         """Rows of an embedding."""
-        if self._known(target, tensor):
+        if self._known(target, tensor, dimensions=2):
             count, width = self.shapes[target]
             if len(set(rows)) != len(rows) or not all(0 <= row < count for row in rows):
                 self._wrong.append(f"the ids of its trained tokens are not ids of this model, from 0 to {count - 1}")
@@ -61,7 +61,7 @@ class Fit:
         columns: bool = False,
     ) -> None:
         """A low-rank layer. rank: what the adapter's config says; see `LowRank` for the others."""
-        known = [self._known(target, tensor) for tensor in (left, right, magnitude) if tensor is not None]
+        known = [self._known(target, tensor, dimensions=2) for tensor in (left, right, magnitude) if tensor is not None]
         if not all(known):
             return
         if left is None or right is None:
@@ -90,8 +90,8 @@ class Fit:
         if not self.steps:
             raise ModelError("changes nothing: it holds no tensors")
 
-    def _known(self, target: str, tensor: LazyTensor) -> bool:
-        if target in self.shapes:
+    def _known(self, target: str, tensor: LazyTensor, *, dimensions: int | None = None) -> bool:
+        if target in self.shapes and dimensions in (None, len(self.shapes[target])):
             return True
         self.unexpected(tensor)
         return False

@@ -76,3 +76,11 @@ def test_what_does_not_fit_is_told_by_its_name(tmp_path: Path, model: Path, chan
     with pytest.raises(ModelError) as error:
         decoder_with(model, adapter)
     assert told in str(error.value) and str(adapter) in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_low_rank_layer_where_the_model_has_none(tmp_path: Path, model: Path) -> None:
+    adapter = write_mlx_lm(tmp_path / "adapter", model)
+    file = str(adapter / "adapters.safetensors")
+    mx.save_safetensors(file, {"model.ln_f.lora_a": mx.zeros((32, 4)), "model.ln_f.lora_b": mx.zeros((4, 32))})
+    with pytest.raises(ModelError, match=r"no place for model\.ln_f\.lora_a, model\.ln_f\.lora_b"):
+        decoder_with(model, adapter)
