@@ -252,6 +252,12 @@ def test_the_command_runs_a_task_and_its_accuracy_is_that_of_hf_and_of_score(
         assert total[name] == expected["results"]["tiny"][f"{name},none"]
 
 
+def test_a_model_that_is_not_there_is_told_before_the_harness_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mlxgen.lm_eval.run_command", lambda arguments: pytest.fail("started"))
+    done = CliRunner().invoke(main, ["eval", "-m", "./no-model", "--tasks", "x"])
+    assert done.exit_code == 1 and done.stderr == "Error: ./no-model: no such folder\n"
+
+
 def test_the_arguments_of_the_harness_go_to_it_as_they_are() -> None:
     model = {"model": "a,b", "revision": None, "dtype": "float16"}
     ahead = ["run", "--model", "mlxgen", "--batch_size", "auto", "--model_args"]

@@ -30,7 +30,10 @@ def eval(arguments: tuple[str, ...], **given: Any) -> None:
     A command for the harness, with --model mlxgen and --model_args model=gpt2, means the same here.
     """
     from mlxgen.lm_eval import run_command
+    from mlxgen.weights import resolve
 
+    if given["model"] != HARNESS_NAME:
+        resolve(given["model"], given["revision"])  # before the harness reads its list of tasks, which takes long
     run_command(for_harness(arguments, given))
 
 
