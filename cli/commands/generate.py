@@ -53,7 +53,8 @@ SPACE_HINT = "Hint: the prompt ends with a space. GPT-2's words begin with their
     default=1,
     show_default=True,
     metavar="N",
-    help="Generate N answers. The first answer uses --seed; the others' seeds are derived from it.",
+    help="Generate N answers. The first answer uses --seed; the others' seeds are derived from it. With --beams, the"
+    " N best.",
 )
 @click.option(
     "--echo/--no-echo", default=None, help="Print the prompt before the answer.  [default: only on a terminal]"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import mlxgen
+from mlxgen.generation.beams import Beams
 
 from .running import on_terminal, one_line, run
 
@@ -132,3 +134,12 @@ def test_too_many_beams_for_the_vocabulary_and_a_full_prompt_are_one_line(folder
     assert many.exit_code == 2 and one_line(many.stderr) and "allows at most" in many.stderr
     full = run("generate", "x" * 32, "-m", str(small_folder), "--beams", "2")
     assert full.exit_code == 1 and one_line(full.stderr) and "fills all 32 positions" in full.stderr
+
+
+def test_an_interrupted_search_prints_nothing(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Beams, "go_on", interrupted)
+    result = run("generate", "Once", "-m", folder, "--beams", "2")
+    assert (result.exit_code, result.output) == (130, "")
