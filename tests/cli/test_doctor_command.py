@@ -109,6 +109,6 @@ def test_on_a_gpu_the_models_here_that_could_be_faster_are_named(
     assert "float16, it should" not in on_cpu and "heads of" not in on_cpu
     monkeypatch.setattr(device, "on_cpu", lambda: False)
     advice = "\n".join(advice_for_local_models())
-    assert advice.count("tales is stored as float32") == 1
+    assert advice.count("tales-mlx is stored as float32") == 1
     assert advice.count("wide-float16 has heads of 80 numbers") == 1
     assert "broken" not in advice and "fairy-tales" not in advice

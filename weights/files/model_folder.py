@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 
 from mlxgen.errors import ModelError, printable
@@ -90,7 +89,6 @@ def check_model_folder(folder: Path) -> None:
         if kind is None:
             raise ModelError(f"{folder}: is a file; give the folder that contains the model")
         raise ModelError(f"{folder}: is {kind.what}; {kind.advice_for(folder)}")
-    check_not_adapter(folder)
     if not any(folder.iterdir()):
         raise ModelError(f"{folder}: is an empty folder; a model consists of config.json, weights and a tokenizer")
     if not (folder / "config.json").is_file():
@@ -167,28 +165,6 @@ def _found_instead(folder: Path) -> str:
     if inner := inner_models(folder):
         return f"; it contains {len(inner)} model folders: give one of them, such as {inner[-1]}"
     return ""
-
-
-def check_not_adapter(folder: Path) -> None:
-    """Raise ModelError if the folder holds an adapter and no model."""
-    if (folder / ADAPTER_CONFIG).is_file() and not has_safetensors(folder) and not has_torch_weights(folder):
-        raise ModelError(is_adapter(str(folder), adapter_base(folder)))
-
-
-def is_adapter(name: str, base: str) -> str:
-    """The message for an adapter in a model's place. base: the model that it was trained on, "" if that is unknown."""
-    if not base:
-        what, model, hint = "an adapter", "MODEL", ", where MODEL is the model that it was trained on"
-    elif base.startswith(("/", ".", "~")) and not Path(base).expanduser().exists():
-        what, model = f"an adapter of {printable(base)}", "MODEL"
-        hint = ", where MODEL is a folder or hub id of that model, which is not on this machine"
-    else:
-        what, model, hint = f"an adapter of {printable(base)}", shlex.quote(base), ""
-    options = f"{model} --adapter {shlex.quote(name)}"
-    return (
-        f'{name}: is {what}, not a whole model; use it with `mlxgen generate -m {options} "Once upon a time"`, '
-        f"or merge it with `mlxgen convert {options}`{hint}"
-    )
 
 
 def adapter_base(folder: Path) -> str:

@@ -10,6 +10,7 @@ from mlxgen.errors import ModelError, OptionError
 from mlxgen.weights.files.model_folder import check_model_folder
 from mlxgen.weights.hub.converted import converted_model
 from mlxgen.weights.hub.names import BUNDLED, BUNDLED_FOLDER, repository_of, suggestion
+from mlxgen.weights.hub.no_adapter import check_not_adapter
 
 
 def resolve(name: str, revision: str | None = None, *, pickled: bool = False, weights: bool = True) -> Path:
@@ -27,6 +28,7 @@ def resolve(name: str, revision: str | None = None, *, pickled: bool = False, we
         if revision is not None:
             raise OptionError(f"revision {revision!r} is only for models on the hub, and {name} is a local folder")
         with naming_hidden_model(name):
+            check_not_adapter(folder)
             check_model_folder(folder)
         return folder
     if name and (index := Path(f"{folder}.index")).is_file():  # TensorFlow names a checkpoint without this suffix

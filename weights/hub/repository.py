@@ -23,7 +23,6 @@ from mlxgen.weights.files.model_folder import (
     TORCH_WEIGHTS,
     adapter_base,
     has_torch_weights,
-    is_adapter,
     torch_weights_only,
     weight_files,
 )
@@ -31,6 +30,7 @@ from mlxgen.weights.hub.answers import BadAnswer, checked_hex, get_json
 from mlxgen.weights.hub.client_output import client_output
 from mlxgen.weights.hub.download import cache_of, download_file, remember
 from mlxgen.weights.hub.explain import explain_download
+from mlxgen.weights.hub.no_adapter import is_adapter
 
 OTHER_WEIGHTS = (".index", "flax_model.msgpack", "tf_model.h5")  # TensorFlow's, and others that have to be converted
 

@@ -16,7 +16,6 @@ from mlxgen.weights.files.model_folder import (
     TORCH_INDEX,
     TORCH_SINGLE,
     check_model_folder,
-    check_not_adapter,
     has_safetensors,
     has_torch_weights,
     indexed_files,
@@ -26,6 +25,7 @@ from mlxgen.weights.files.recognition import GGUF, LLMC, PYTORCH, TENSORFLOW, re
 from mlxgen.weights.hub.converted import converted_model
 from mlxgen.weights.hub.locate import resolve
 from mlxgen.weights.hub.names import BUNDLED, repository_of
+from mlxgen.weights.hub.no_adapter import check_not_adapter
 from mlxgen.weights.sources.checkpoint import Checkpoint
 from mlxgen.weights.sources.deepspeed import find_states, refuse_part
 from mlxgen.weights.sources.gguf import open_gguf

@@ -58,10 +58,15 @@ def test_what_is_no_adapter(tmp_path: Path) -> None:
 @pytest.mark.parametrize("use", [mlxgen.load, convert])
 def test_an_adapter_alone_names_its_base_and_the_command(tmp_path: Path, use: type) -> None:
     adapter = write_peft(tmp_path / "my adapter", TINY)
+    (tmp_path / "base").mkdir()
     path = adapter / "adapter_config.json"
     for base, told in (
         ("openai-community/gpt2", f"mlxgen generate -m openai-community/gpt2 --adapter '{adapter}'"),
-        ("/content/tales", "of /content/tales, not a whole model"),
+        ("gpt2", "mlxgen convert gpt2 --adapter"),
+        ("fairy-tales", "mlxgen generate -m fairy-tales --adapter"),
+        ("/content/tales", "an adapter of /content/tales, not a whole model; use it with `mlxgen generate -m MODEL"),
+        ("tales", "MODEL is a folder or hub id of that model, which is not here under this name"),
+        ("base", f"mlxgen generate -m {tmp_path}/base --adapter"),  # beside the adapter's folder
         (None, "mlxgen generate -m MODEL --adapter"),
     ):
         path.write_text(json.dumps({"peft_type": "LORA", "base_model_name_or_path": base}))

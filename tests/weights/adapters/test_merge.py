@@ -146,3 +146,13 @@ def test_one_layer_at_a_time_is_merged(tmp_path: Path) -> None:
 
     largest = 4 * 1024 * 256  # bytes of mlp.c_fc
     assert peak(adapter=adapter) < peak() + 5 * largest
+
+
+@pytest.mark.parametrize("whole", ["wte", "lm_head"])
+def test_a_packed_model_whose_head_becomes_its_own(tmp_path: Path, model: Path, whole: str) -> None:
+    small = convert(model, tmp_path / "small", quantize=8, group_size=32).folder
+    adapter = write_peft(tmp_path / "adapter", TINY, modules_to_save=[whole])
+    packed, unpacked = (logits_of(decoder_with(small, adapter, packed=packed)) for packed in (True, False))
+    assert_close(packed, unpacked)
+    exact = convert(small, tmp_path / "exact", adapter=adapter, dequantize=True).folder
+    assert_close(logits_of(open_decoder(exact)), unpacked)
