@@ -22,7 +22,7 @@ import mlxgen
 from mlxgen import device
 from mlxgen.cli.main import COMMANDS, main
 
-from .support import tensorflow_checkpoints, torch_gpts
+from .support import flax_checkpoints, tensorflow_checkpoints, torch_gpts
 from .support.adapters import write_peft
 from .support.llmc import write_llmc
 from .support.markdown import Page
@@ -92,6 +92,7 @@ def write_foreign(folder: Path) -> None:
     for name, kept, model in (("124M", "release", large()), ("checkpoint/run1", "run1", small())):
         shutil.copytree(tensorflow_checkpoints.FOLDER / kept, folder / name)
         add_small_files(folder / name, model)
+    flax_checkpoints.write("tied", folder / "flax-model")
     tiny = tiny_gpt2(n_embd=16, n_layer=1)
     weights = {name: torch.tensor(array) for name, array in published(tiny.weights, "transformer.").items()}
     sizes = argparse.Namespace(block_size=64, n_head=4)

@@ -22,8 +22,8 @@ from mlxgen.weights.hub.locate import resolve
 from mlxgen.weights.sources.detect import open_checkpoint
 from mlxgen.weights.sources.pytorch import read_pickle, state_dict
 
+from .support import flax_checkpoints, tensorflow_checkpoints
 from .support import hub as support_hub
-from .support import tensorflow_checkpoints
 from .support.adapters import write_mlx_lm, write_peft
 from .support.gguf_files import write_gguf
 from .support.llmc import write_llmc
@@ -145,6 +145,12 @@ def test_tensorflow_checkpoints(tmp_path: Path, cases: Callable[[int], int], suf
     file = next(folder.glob(f"model-7.{suffix.replace('of-00001', 'of-00002')}"))
     count = cases(200)
     assert refused_or_read(file, file.read_bytes(), count, reads(folder)) > count * 0.8  # all but what reads the same
+
+
+def test_flax_weights(tmp_path: Path, cases: Callable[[int], int]) -> None:
+    flax_checkpoints.write("tied", tmp_path / "flax")
+    file = tmp_path / "flax" / "flax_model.msgpack"
+    assert refused_or_read(file, file.read_bytes(), cases(200), reads(file)) > 0
 
 
 def test_model_files_of_llmc(tmp_path: Path, cases: Callable[[int], int]) -> None:

@@ -86,6 +86,7 @@ def convert(
     minGPT                 a state dict with its config.json
     llm.c                  gpt2_124M.bin, model_00001000.bin
     llama.cpp              gpt2.Q8_0.gguf
+    Flax                   flax_model.msgpack
     Lightning, DeepSpeed   last.ckpt, checkpoint-500/
     any other program      a GPT-2 state dict (.pt, .bin, .safetensors), with --config
 

@@ -14,6 +14,7 @@ FIRST_BYTES = 16
 PYTORCH = "a PyTorch checkpoint"
 TENSORFLOW = "a TensorFlow checkpoint"
 LLMC = "a checkpoint of llm.c"
+FLAX = "a file of Flax weights"
 CONVERT = "convert it with `mlxgen convert {path}`"
 #: The other files that llm.c writes or reads, by the number that they begin with.
 OTHER_LLMC_FILES = {
@@ -99,18 +100,14 @@ def _names_in_zip(path: Path) -> list[str]:
         return []
 
 
-#: from_pretrained(…, from_flax=True) and from_tf=True fail in the last versions of transformers 4.
-FROM_TRANSFORMERS_4 = (
-    "in an environment of its own, `pip install 'transformers<5' torch {packages}` and `python -c "
+#: from_pretrained(…, from_tf=True) fails in the last versions of transformers 4.
+FROM_HDF5 = (
+    "in an environment of its own, `pip install 'transformers<5' torch tensorflow tf-keras` and `python -c "
     '"from transformers import GPT2Config as C, GPT2LMHeadModel as M; '
-    "from transformers.modeling_{module}_pytorch_utils import {function} as load; "
-    "load(M(C.from_pretrained('{{folder}}')), '{{path}}').save_pretrained('OUT')\"` "
-    "turn it into safetensors; then `mlxgen convert OUT --vocab {{folder}}`"
+    "from transformers.modeling_tf_pytorch_utils import load_tf2_checkpoint_in_pytorch_model as load; "
+    "load(M(C.from_pretrained('{folder}')), '{path}').save_pretrained('OUT')\"` "
+    "turn it into safetensors; then `mlxgen convert OUT --vocab {folder}`"
 )
-FROM_HDF5 = FROM_TRANSFORMERS_4.format(
-    packages="tensorflow tf-keras", module="tf", function="load_tf2_checkpoint_in_pytorch_model"
-)
-FROM_FLAX = FROM_TRANSFORMERS_4.format(packages="flax", module="flax", function="load_flax_checkpoint_in_pytorch_model")
 
 #: In the order in which they are tried.
 KINDS = (
@@ -184,10 +181,11 @@ KINDS = (
         ("saved_model.pb",),
     ),
     Kind(
-        "Flax weights",
-        FROM_FLAX,
+        FLAX,
+        CONVERT,
         _ends(".msgpack"),
         ("flax_model.msgpack", "*.msgpack"),
+        opened_by_convert=True,
     ),
     Kind(
         "an ONNX program",

@@ -21,13 +21,14 @@ from mlxgen.weights.files.model_folder import (
     indexed_files,
     weight_files,
 )
-from mlxgen.weights.files.recognition import GGUF, LLMC, PYTORCH, TENSORFLOW, recognise_file
+from mlxgen.weights.files.recognition import FLAX, GGUF, LLMC, PYTORCH, TENSORFLOW, recognise_file
 from mlxgen.weights.hub.converted import converted_model
 from mlxgen.weights.hub.locate import resolve
 from mlxgen.weights.hub.names import BUNDLED, repository_of
 from mlxgen.weights.hub.no_adapter import check_not_adapter
 from mlxgen.weights.sources.checkpoint import Checkpoint
 from mlxgen.weights.sources.deepspeed import find_states, refuse_part
+from mlxgen.weights.sources.flax import open_flax
 from mlxgen.weights.sources.gguf import open_gguf
 from mlxgen.weights.sources.llmc import open_llmc
 from mlxgen.weights.sources.openai_release import find_checkpoint, open_release
@@ -36,7 +37,7 @@ from mlxgen.weights.sources.safetensors import read_safetensors
 from mlxgen.weights.sources.state_dict import checkpoint_from_tensors, in_known_layout
 
 #: What opens a file that is neither safetensors nor PyTorch's, by its kind.
-READERS = {TENSORFLOW: open_release, LLMC: open_llmc, GGUF: open_gguf}
+READERS = {TENSORFLOW: open_release, LLMC: open_llmc, GGUF: open_gguf, FLAX: open_flax}
 PICKLED_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 #: Files that training leaves beside the weights.
 NOT_WEIGHTS = ("training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state.pth", "optimizer.bin", "meta.pkl")
@@ -72,7 +73,7 @@ def _open_local_folder(folder: Path, config: Path | None) -> Checkpoint:
         if index := find_checkpoint(folder):
             return open_release(index, config)
         files = _pickled_files(folder)
-        if not files and (found := sorted(folder.glob("*.gguf"))):
+        if not files and (found := sorted(folder.glob("*.gguf")) or sorted(folder.glob("flax_model.msgpack"))):
             return _open_file(_only(found), config)
         files = [path for path in files if path.name in ("ckpt.pt", "model.pt", "last.ckpt")] or files
         own = folder / "config.json"

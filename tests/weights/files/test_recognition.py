@@ -56,12 +56,6 @@ WRITERS: dict[str, tuple[str, Callable[[Path], object], str, str]] = {
         "HDF5",
         "load_tf2_checkpoint_in_pytorch_model",
     ),
-    "flax": (
-        "flax_model.msgpack",
-        lambda p: p.write_bytes(b"\x81\xa6params"),
-        "Flax",
-        "load_flax_checkpoint_in_pytorch_model",
-    ),
     "onnx": ("model.onnx", lambda p: p.write_bytes(b"\x08\x07"), "ONNX", "exported from"),
     "rust": ("rust_model.ot", rust_archive, "rust-bert", "pytorch_model.bin"),
     "tflite": ("64.tflite", lambda p: p.write_bytes(b"\x1c\0\0\0TFL3"), "TensorFlow Lite", "exported from"),
@@ -95,10 +89,8 @@ def test_a_folder_of_such_a_file_says_the_same(tmp_path: Path, kind: str) -> Non
         assert what in message and way_out in message, message
 
 
-@pytest.mark.parametrize(("name", "module"), [("tf_model.h5", "tf"), ("flax_model.msgpack", "flax")])
-def test_the_command_that_turns_weights_into_safetensors_is_a_python_program(
-    tmp_path: Path, name: str, module: str
-) -> None:
+def test_the_command_that_turns_hdf5_into_safetensors_is_a_python_program(tmp_path: Path) -> None:
+    name, module = "tf_model.h5", "tf"
     folder = tmp_path / "my-model"
     folder.mkdir()
     (folder / name).write_bytes(b"")
