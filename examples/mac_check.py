@@ -205,6 +205,10 @@ def answer(ids: Sequence[int], **options: Any) -> Work:
     return lambda model: mx.array(mlxgen.generate(model, ids, max_tokens=24, **options).tokens)
 
 
+def searched(ids: Sequence[int]) -> Work:
+    return lambda model: mx.array(mlxgen.beam_search(model, ids, max_tokens=16)[0].tokens)
+
+
 def batched(prompts: Sequence[Sequence[int]], *, together: bool, **options: Any) -> Work:
     """The answers to several prompts, all at once or one after another."""
 
@@ -291,6 +295,7 @@ def check_all(table: Table, scratch: Path, quick: bool) -> None:
         prompts = [short[:5], short[3:20], short[:1]]
         together, alone = (batched(prompts, together=way, **rules) for way in (True, False))
         table.same(f"tokens in a batch, {name}", folder, together, alone)
+    table.compare("tokens found with 4 beams", folder, searched(short), limit=0)
     table.compare("tokens drawn with a key", folder, drawn, limit=0)
     table.compare("tokens that bans and cuts keep", folder, kept, limit=0)
 
