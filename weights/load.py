@@ -53,7 +53,10 @@ def open_model(
         weights = with_adapter(weights, opened)
     with naming_hidden_model(str(name)), reading(folder):
         decoder = _computed(weights, folder, dtype=dtype)
-        tokenizer = load_tokenizer(tokenizer_folder(folder, opened), n_embeddings=decoder.config.vocab_size)
+    place = tokenizer_folder(folder, opened)
+    with naming_hidden_model(str(name)), reading(place):
+        tokenizer = load_tokenizer(place, n_embeddings=decoder.config.vocab_size)
+    with naming_hidden_model(str(name)), reading(folder):
         ends = end_tokens(folder, decoder.config, tokenizer.eos_token_id)
     device.lay_out_weights(decoder)
     return Model(

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import mlxgen
-from mlxgen.errors import MlxgenError
+from mlxgen.errors import MlxgenError, ModelError
 from mlxgen.weights import convert
 from mlxgen.weights.files.origin import read_origin
 from mlxgen.weights.load import open_decoder
@@ -156,3 +156,10 @@ def test_a_packed_model_whose_head_becomes_its_own(tmp_path: Path, model: Path, 
     assert_close(packed, unpacked)
     exact = convert(small, tmp_path / "exact", adapter=adapter, dequantize=True).folder
     assert_close(logits_of(open_decoder(exact)), unpacked)
+
+
+def test_a_damaged_tokenizer_of_an_adapter_is_told_by_its_name(model: Path, adapter: Path) -> None:
+    (adapter / "tokenizer.json").write_text("{")
+    with pytest.raises(ModelError) as error:
+        mlxgen.load(str(model), adapter=adapter)
+    assert str(adapter) in str(error.value) and f"{model}:" not in str(error.value)

@@ -59,11 +59,13 @@ def config_of(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.filterwarnings("ignore::mlxgen.errors.ModelWarning")
-@pytest.mark.parametrize("base", [TINY, UNTIED], ids=["tied", "untied"])
-@pytest.mark.parametrize("case", CASES)
-def test_an_adapter_gives_the_logits_of_merge_and_unload(tmp_path: Path, case: str, base: TinyGPT2) -> None:
+@pytest.mark.parametrize(
+    "case", [*CASES, *(f"{name}, untied" for name in CASES if "embedding" in name or "head" in name)]
+)
+def test_an_adapter_gives_the_logits_of_merge_and_unload(tmp_path: Path, case: str) -> None:
+    base = UNTIED if case.endswith(", untied") else TINY
     model = base.write(tmp_path / "model")
-    adapter = write_peft(tmp_path / "adapter", base, **CASES[case])
+    adapter = write_peft(tmp_path / "adapter", base, **CASES[case.removesuffix(", untied")])
     ours, theirs = logits_of(decoder_with(model, adapter)), peft_logits(adapter, base)
     assert np.abs(theirs - torch_logits(base.torch(), IDS)).max() > 0.01  # it does something
     assert_close(ours, theirs)
