@@ -14,7 +14,7 @@ from mlxgen.weights.hub.names import ALIASES, BUNDLED
 MLX, HF, GGUF = "mlx", "hf", "gguf"
 FORMATS = (MLX, HF, GGUF)
 
-GENERIC_NAMES = ("ckpt", "model", "pytorch_model", "model.ckpt", "checkpoint", "mp_rank_00_model_states")
+GENERIC_NAMES = ("ckpt", "model", "pytorch_model", "flax_model", "model.ckpt", "checkpoint", "mp_rank_00_model_states")
 GGUF_TYPE = re.compile(r"[.-](f32|f16|bf16|q\d_\w+)$", re.IGNORECASE)  # at the end of a file's name
 
 

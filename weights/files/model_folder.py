@@ -16,6 +16,7 @@ SHARDS = "model-*-of-*.safetensors"
 TORCH_SINGLE = "pytorch_model.bin"
 TORCH_INDEX = "pytorch_model.bin.index.json"
 TORCH_WEIGHTS = (TORCH_SINGLE, TORCH_INDEX, "pytorch_model-*-of-*.bin")
+FLAX_WEIGHTS = "flax_model.msgpack"
 ADAPTER_CONFIG = "adapter_config.json"
 DEEPSPEED_SCRIPT = "zero_to_fp32.py"  # in the folder of every checkpoint
 ORIGIN = "converted_from.json"  # see `origin`

@@ -15,6 +15,7 @@ from mlxgen.weights.files.model_folder import (
     ADAPTER_CONFIG,
     ADAPTER_FILES,
     CARD_FILES,
+    FLAX_WEIGHTS,
     INDEX,
     SHARDS,
     SINGLE,
@@ -32,7 +33,7 @@ from mlxgen.weights.hub.download import cache_of, download_file, remember
 from mlxgen.weights.hub.explain import explain_download
 from mlxgen.weights.hub.no_adapter import is_adapter
 
-OTHER_WEIGHTS = (".index", "flax_model.msgpack", "tf_model.h5")  # TensorFlow's, and others that have to be converted
+OTHER_WEIGHTS = (".index", "tf_model.h5")  # TensorFlow's
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +141,8 @@ def needed_files(files: Sequence[str], *, pickled: bool = False) -> list[str]:
     if INDEX in files:
         return [*small, INDEX, *(file for file in files if _matches(file, (SHARDS,)))]
     if pickled:
-        return small + [file for file in files if _matches(file, TORCH_WEIGHTS)]
+        pickles = [file for file in files if _matches(file, TORCH_WEIGHTS)]
+        return small + (pickles or [file for file in files if file == FLAX_WEIGHTS])
     return small
 
 
@@ -168,7 +170,7 @@ def _listing(repo: str, revision: str | None) -> Listing:
 
 def _check_listing(repo: str, where: str, revision: str | None, files: Sequence[str], listing: Listing) -> None:
     """Refuse a repository without the needed files before anything is downloaded."""
-    has_weights = any(file.endswith((".safetensors", ".bin")) for file in files)
+    has_weights = any(file.endswith((".safetensors", ".bin", FLAX_WEIGHTS)) for file in files)
     if ADAPTER_CONFIG in listing.files and not ("config.json" in files and has_weights):
         base = adapter_base(_downloaded(repo, where, revision, listing, [ADAPTER_CONFIG]))
         raise ModelError(is_adapter(repo, base))
@@ -179,7 +181,7 @@ def _check_listing(repo: str, where: str, revision: str | None, files: Sequence[
             "and convert it with `mlxgen convert FILE`"
         )
     others = [file for file in listing.files if file.endswith(OTHER_WEIGHTS)]
-    if others and not weights:
+    if others and not weights and FLAX_WEIGHTS not in listing.files:
         folder = repo.rpartition("/")[2]
         place = shlex.quote(printable(f"{folder}/{others[0]}").rpartition("/")[0])
         raise ModelError(
@@ -191,6 +193,8 @@ def _check_listing(repo: str, where: str, revision: str | None, files: Sequence[
     if not has_weights:
         if any(_matches(file, TORCH_WEIGHTS) for file in listing.files):
             raise ModelError(torch_weights_only(where, repo))
+        if FLAX_WEIGHTS in listing.files:
+            raise ModelError(f"{where}: has only Flax weights; convert them with `mlxgen convert {repo}`")
         raise ModelError(f"{where}: has no weights that mlxgen can read ({SINGLE}, or shards with {INDEX})")
 
 
@@ -213,7 +217,7 @@ def _cached(repo: str, revision: str | None, *, pickled: bool, weights: bool) ->
     if not isinstance(found, str):
         return None
     folder = Path(found).parent
-    if not weights or (pickled and has_torch_weights(folder)):
+    if not weights or (pickled and (has_torch_weights(folder) or (folder / FLAX_WEIGHTS).is_file())):
         return folder
     try:
         weight_files(folder)

@@ -12,6 +12,7 @@ from mlxgen.lfs_pointer import check_not_pointer
 from mlxgen.network.config import GPT2Config
 from mlxgen.weights.files.model_folder import (
     ADAPTER_FILES,
+    FLAX_WEIGHTS,
     INDEX,
     TORCH_INDEX,
     TORCH_SINGLE,
@@ -73,7 +74,7 @@ def _open_local_folder(folder: Path, config: Path | None) -> Checkpoint:
         if index := find_checkpoint(folder):
             return open_release(index, config)
         files = _pickled_files(folder)
-        if not files and (found := sorted(folder.glob("*.gguf")) or sorted(folder.glob("flax_model.msgpack"))):
+        if not files and (found := sorted(folder.glob("*.gguf")) or sorted(folder.glob(FLAX_WEIGHTS))):
             return _open_file(_only(found), config)
         files = [path for path in files if path.name in ("ckpt.pt", "model.pt", "last.ckpt")] or files
         own = folder / "config.json"
@@ -100,6 +101,8 @@ def _open_model_folder(folder: Path, config: Path | None) -> Checkpoint:
         tensors = {}
         for file in files:
             tensors |= state_dict(read_pickle(file), file)
+    elif (folder / FLAX_WEIGHTS).is_file():
+        return open_flax(folder / FLAX_WEIGHTS, config)
     else:
         weight_files(folder)  # says what is missing
         raise ModelError(f"{folder}: has no weights")

@@ -11,7 +11,9 @@ from huggingface_hub import constants, metadata_load
 
 import mlxgen
 from mlxgen.cli.main import main
+from mlxgen.weights import convert
 
+from ...support import flax_checkpoints
 from ...support.hub import COMMIT, Hub
 from ...support.models import tiny_gpt2
 
@@ -48,6 +50,17 @@ def test_a_hub_id_becomes_a_folder_with_its_revision_and_licence_on_the_card(tal
     a, b = (mlxgen.load(str(name)) for name in (folder, tmp_path / "original"))
     options = {"max_tokens": 8, "temperature": 0}
     assert mlxgen.generate(a, "Once", **options).tokens == mlxgen.generate(b, "Once", **options).tokens  # type: ignore[arg-type]
+
+
+def test_flax_weights_on_the_hub(hub: Hub, tmp_path: Path) -> None:
+    flax_checkpoints.write("tied", tmp_path / "source")
+    hub.repos["someone/flax"] = {path.name: path.read_bytes() for path in (tmp_path / "source").iterdir()}
+    result = run("someone/flax")
+    assert result.exit_code == 0 and "someone/flax (Flax checkpoint)" in result.stdout
+    folder = Path("mlxgen-home/models/flax")
+    assert metadata_load(folder / "README.md")["base_model"] == "someone/flax"
+    done = convert(tmp_path / "source", tmp_path / "out")
+    assert (folder / "model.safetensors").read_bytes() == (done.folder / "model.safetensors").read_bytes()
 
 
 def test_pytorch_weights_on_the_hub(tales: Hub, files: dict[str, bytes], tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def test_another_kind_of_model_is_refused_before_its_weights_are_downloaded(hub:
 
 @pytest.mark.parametrize(
     ("file", "place"),
-    [("flax_model.msgpack", "old"), ("tf_model.h5", "old"), ("checkpoint/run1/model-9.index", "old/checkpoint/run1")],
+    [("tf_model.h5", "old"), ("checkpoint/run1/model-9.index", "old/checkpoint/run1")],
 )
 def test_weights_of_another_program_alone_point_to_a_download_and_convert(hub: Hub, file: str, place: str) -> None:
     hub.repos["someone/old"] = {"config.json": CONFIG, "vocab.json": b"{}", file: b"1"}
@@ -85,6 +85,15 @@ def test_weights_of_another_program_alone_point_to_a_download_and_convert(hub: H
     assert f"`mlxgen convert {place}`" in message and not hub.downloaded
     hub.repos["someone/old"]["model.safetensors"] = b"weights"
     assert (resolve("someone/old") / "model.safetensors").is_file()
+
+
+def test_flax_weights_alone_point_to_convert_and_convert_gets_them(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.repos["someone/flax"] = {"config.json": CONFIG, "tf_model.h5": b"1", "flax_model.msgpack": b"2"}
+    assert "has only Flax weights; convert them with `mlxgen convert someone/flax`" in refusal("someone/flax")
+    assert (resolve("someone/flax", pickled=True) / "flax_model.msgpack").read_bytes() == b"2"
+    assert hub.downloaded == {"config.json", "flax_model.msgpack"}
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert (resolve("someone/flax", pickled=True) / "flax_model.msgpack").read_bytes() == b"2"
 
 
 def test_pytorch_weights_alone_point_to_convert_and_convert_gets_them(hub: Hub) -> None:
