@@ -131,6 +131,10 @@ class ActiveRows:
         self._cache.send_off()
         mx.async_eval([group.choose.state for group in self._groups])
 
+    def free_memory(self) -> None:
+        """Let go of the buffers, which could otherwise stay until Python's next garbage collection."""
+        self._cache.layers.clear()
+
     def _join_alone(self, row: BatchRow, logits: mx.array) -> None:
         """Let in a row whose context has its own cache. logits [1, V]: those of its last position."""
         caches = row.context.give_cache_away()

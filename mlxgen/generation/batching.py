@@ -139,10 +139,13 @@ def _run(
     active: ActiveRows, source: Iterator[tuple[int, BatchRow | Failure]], batch_size: int
 ) -> Iterator[tuple[int, BatchGeneration | Failure]]:
     """Answer the rows of the source. Each outcome has the number that its row has in the source."""
-    with device.wired_memory():
-        for outcome in _answered(active, source, batch_size):
-            active.send_off()
-            yield outcome
+    try:
+        with device.wired_memory():
+            for outcome in _answered(active, source, batch_size):
+                active.send_off()
+                yield outcome
+    finally:
+        active.free_memory()
 
 
 def _answered(

@@ -1,5 +1,6 @@
 """batch(): every answer is the one that generate() gives alone, whatever stands beside it."""
 
+import gc
 import importlib
 import random
 from collections.abc import Callable, Iterator
@@ -303,3 +304,18 @@ def test_the_buffers_of_a_batch_have_little_unused_room() -> None:
         assert buffer is not None and buffer.shape[2] < filled * 5 / 4 + 64
         mx.eval(cache.layers[0].buffers)
     assert cache.filled(0) == 699
+
+
+def test_a_batch_that_is_left_early_frees_its_memory_at_once(model: mlxgen.Model) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        before = mx.get_active_memory()
+        prompts = [mlxgen.Prompt([1, 2, 3], max_tokens=2), *[[1, 2, 3]] * 7]
+        answers = mlxgen.batch(model, prompts, batch_size=8, max_tokens=20, ignore_eos=True)
+        next(answers)
+        assert mx.get_active_memory() > before + 8 * 64 * model.config.cache_bytes_per_token(4) / 2
+        del answers
+        assert mx.get_active_memory() < before + 2**16
+    finally:
+        gc.enable()
