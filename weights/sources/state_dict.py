@@ -19,10 +19,17 @@ from mlxgen.weights.layouts import listed
 from mlxgen.weights.parameters import same_numbers
 from mlxgen.weights.sources import mingpt, nanogpt
 from mlxgen.weights.sources.checkpoint import Checkpoint, LazyTensor
+from mlxgen.weights.sources.record import fields_of
 
 LINEAR_PREFIX = "model."  # the layout whose weights are [out, in]
 MASK = re.compile(r"(.*\.)?h\.0\.attn\.bias")
-#: Entries of a config.json that nanoGPT's and minGPT's configs have under the same name.
+#: Entries of a config.json that are taken from a config of transformers'.
+OF_TRANSFORMERS = (
+    *("vocab_size", "n_positions", "n_embd", "n_layer", "n_head", "n_inner", "activation_function"),
+    *("layer_norm_epsilon", "scale_attn_weights", "scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn"),
+    *("add_cross_attention", "tie_word_embeddings", "bos_token_id", "eos_token_id"),
+)
+#: Those that nanoGPT's and minGPT's configs have under the same name.
 SHARED_ENTRIES = ("vocab_size", "n_layer", "n_head", "n_embd")
 
 
@@ -72,6 +79,8 @@ def checkpoint_from_tensors(
         if found is not None:
             kind, entries = found.kind, found.entries | _from_gpt(found.arguments)
             settings = settings or found.place
+        elif entries := _of_transformers(content):
+            kind, settings = "state dict with its config", settings or "config"
         elif not is_linear(named):
             kind, entries = "state dict", {}
         elif any(MASK.fullmatch(name) for name in named) and not _is_tied(named):
@@ -87,9 +96,17 @@ def checkpoint_from_tensors(
     if is_linear(named):
         named = nanogpt.with_biases(named)
         entries.setdefault("tie_word_embeddings", "lm_head.weight" not in named)
-    assumed = given.get("activation_function") is None
+    assumed = given.get("activation_function") is None and not _of_transformers(content)
     dataset = nanogpt.dataset(content)
     return Checkpoint(kind, entries, named, file.parent, file, settings, dataset, activation_assumed=assumed)
+
+
+def _of_transformers(content: Any) -> dict[str, Any]:
+    """The entries of a config of transformers' that was saved with the weights; {} if there is none."""
+    config = fields_of(content.get("config")) if isinstance(content, Mapping) else {}
+    if not {"n_head", "n_positions", "activation_function"} <= config.keys():
+        return {}
+    return {name: config[name] for name in OF_TRANSFORMERS if config.get(name) is not None}
 
 
 def _is_tied(tensors: Mapping[str, LazyTensor]) -> bool:

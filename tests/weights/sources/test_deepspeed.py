@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -104,7 +105,7 @@ def test_a_checkpoint_of_lightnings(tmp_path: Path, prefix: str) -> None:
         "optimizer_states": [{"state": {0: {"step": torch.tensor(1.0)}}, "param_groups": [{"lr": 1e-4}]}],
         "lr_schedulers": [],
         "hparams_name": "kwargs",
-        "hyper_parameters": {"lr": 1e-4},
+        "hyper_parameters": argparse.Namespace(lr=1e-4),
     }
     torch.save(content, tmp_path / "epoch=3-step=1000.ckpt")
     (tmp_path / "config.json").write_text(json.dumps(TINY.entries))

@@ -17,7 +17,8 @@ from mlxgen.weights import convert
 from mlxgen.weights.sources.pytorch import read_pickle
 from mlxgen.weights.sources.record import Record, fields_of
 
-from ...support import torch_gpts
+from ...support import oracles, torch_gpts
+from ...support.models import tiny_gpt2
 from .foreign_checkpoints import CHARACTERS, IDS, agree, characters, mlx_logits, refusal
 
 
@@ -83,6 +84,18 @@ def test_sizes_in_the_config_that_do_not_fit(tmp_path: Path) -> None:
         content = {"model": BuildGPT().state_dict(), "config": fields_named(**{**SIZES, **wrong})}
         file = save(content, tmp_path / "model.pt")
         assert told in refusal(file, tmp_path / "none", vocab=characters(tmp_path))
+
+
+def test_a_config_of_transformers_beside_the_weights(tmp_path: Path) -> None:
+    tiny = tiny_gpt2(n_embd=16, n_head=2, activation_function="relu", scale_attn_by_inverse_layer_idx=True)
+    model = tiny.torch()
+    tiny.tokenizer.save(str(tmp_path / "tokenizer.json"))
+    expected = oracles.torch_logits(model, IDS)
+    for config in (model.config, model.config.to_dict()):
+        torch.save({"model_state_dict": model.state_dict(), "config": config}, tmp_path / "best.pt")
+        done = convert(tmp_path / "best.pt", tmp_path / "out", force=True)
+        assert done.kind == "state dict with its config" and done.assumed_activation is None
+        assert agree(mlx_logits(done.folder), expected)
 
 
 def test_objects_of_fields_are_read_as_their_fields(tmp_path: Path) -> None:
