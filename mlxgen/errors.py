@@ -28,7 +28,7 @@ class NumericError(MlxgenError, ArithmeticError):
 def check_whole(name: str, value: object, least: int, most: int | None = None) -> None:
     """Raise OptionError unless the option's value is a whole number from `least` to `most`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise OptionError(f"{name} must be a whole number of at least {least}, not {value!r}")
+        raise OptionError(f"{name} must be a whole number of at least {least}, not {shown(value)}")
     if most is not None and value > most:
         raise OptionError(f"{name} must be at most {most:,}")
 
@@ -41,6 +41,11 @@ def reason_of(error: BaseException, width: int = 200) -> str:
     """
     text = getattr(error, "strerror", None) or str(error).strip() or type(error).__name__
     return printable(str(text).splitlines()[0].strip(), width)
+
+
+def shown(value: object) -> str:
+    """An option's value on one short line, for a message."""
+    return printable(repr(value))
 
 
 def printable(name: str, width: int = 80) -> str:

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from mlxgen.continuations import score_continuations
-from mlxgen.errors import OptionError
+from mlxgen.errors import OptionError, shown
 from mlxgen.model import Model, encode_prompt
 from mlxgen.scoring import Score, context_tokens, make_score, score
 
@@ -135,7 +135,7 @@ def check_answer(choices: Sequence[Text], answer: object) -> int | None:
         return list(choices).index(answer)
     if isinstance(answer, bool) or not isinstance(answer, int) or not 0 <= answer < len(choices):
         raise OptionError(
-            f"answer must be the number of a choice, from 0 to {len(choices) - 1}, or its text, not {answer!r}"
+            f"answer must be the number of a choice, from 0 to {len(choices) - 1}, or its text, not {shown(answer)}"
         )
     return answer
 

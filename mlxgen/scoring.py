@@ -13,7 +13,7 @@ from typing import cast
 
 import mlx.core as mx
 
-from mlxgen.errors import NumericError, OptionError
+from mlxgen.errors import NumericError, OptionError, shown
 from mlxgen.forked_process import check_process
 from mlxgen.generation.request import Progress
 from mlxgen.model import Model, encode_prompt, start_tokens
@@ -173,7 +173,7 @@ def checked_stride(model: Model, stride: int | None) -> int:
     if stride is None:
         return max(size // 2, 1)
     if isinstance(stride, bool) or not isinstance(stride, int) or not 1 <= stride <= size:
-        raise OptionError(f"stride must be a whole number from 1 to the model's {size} positions, not {stride!r}")
+        raise OptionError(f"stride must be a whole number from 1 to the model's {size} positions, not {shown(stride)}")
     return stride
 
 

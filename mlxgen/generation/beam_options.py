@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
-from mlxgen.errors import OptionError, check_whole
+from mlxgen.errors import OptionError, check_whole, shown
 from mlxgen.generation.option_names import way_out
 from mlxgen.generation.request import Options, Request, check_options
 
@@ -60,12 +60,13 @@ class BeamOptions:
         check_whole("beams", self.beams, 1)
         check_whole("n_best", self.n_best, 1)
         if self.n_best > self.beams:
-            raise OptionError(f"{self.beams} beams find {self.beams} answers, not {self.n_best}; use more beams")
+            raise OptionError(f"n_best must be at most the number of beams ({self.beams}), not {self.n_best}")
         penalty: object = self.length_penalty
         if not isinstance(penalty, int | float) or isinstance(penalty, bool) or not abs(penalty) <= STEEPEST:
-            raise OptionError(f"length_penalty must be a number from -{STEEPEST} to {STEEPEST}, not {penalty!r}")
-        if not any(self.early_stopping is value for value in (True, False)) and self.early_stopping != "never":
-            raise OptionError(f'early_stopping must be True, False or "never", not {self.early_stopping!r}')
+            raise OptionError(f"length_penalty must be a number from -{STEEPEST} to {STEEPEST}, not {shown(penalty)}")
+        early: object = self.early_stopping
+        if not isinstance(early, bool) and not (isinstance(early, str) and early == "never"):
+            raise OptionError(f'early_stopping must be True, False or "never", not {shown(early)}')
 
     def score(self, total: float, length: int) -> float:
         """The score of an answer with this total log-probability and this many tokens."""

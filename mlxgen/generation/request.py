@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, TypedDict, Unpack, cast
 
-from mlxgen.errors import OptionError, check_whole
+from mlxgen.errors import OptionError, check_whole, shown
 from mlxgen.generation.model_bans import model_bans
 from mlxgen.generation.option_names import way_out
 from mlxgen.model import Model, encode_prompt, start_tokens
@@ -77,7 +77,7 @@ class ContextOptions:
 
     def __post_init__(self) -> None:
         if self.overflow not in ("stop", "slide"):
-            raise OptionError(f'overflow must be "stop" or "slide", not {self.overflow!r}')
+            raise OptionError(f'overflow must be "stop" or "slide", not {shown(self.overflow)}')
         check_whole("prefill_chunk", self.prefill_chunk, 1)
         check_whole("keep", self.keep, 0)
         if self.max_kv_size is not None:
@@ -210,7 +210,7 @@ def checked_seed(seed: int | None) -> int:
     if seed is None:
         return int.from_bytes(os.urandom(4))
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
-        raise OptionError(f"seed must be a whole number from 0 to 2^63 - 1, not {seed!r}")
+        raise OptionError(f"seed must be a whole number from 0 to 2^63 - 1, not {shown(seed)}")
     return seed
 
 
@@ -236,7 +236,7 @@ def _processors(given: object) -> tuple[LogitsProcessor, ...]:
 
 def _check_flag(name: str, value: object) -> None:
     if not isinstance(value, bool):
-        raise OptionError(f"{name} must be True or False, not {value!r}")
+        raise OptionError(f"{name} must be True or False, not {shown(value)}")
 
 
 def _check_guessing(lookahead: object, draft: object) -> None:

@@ -12,7 +12,7 @@ from numbers import Integral
 
 import mlx.core as mx
 
-from mlxgen.errors import OptionError, printable
+from mlxgen.errors import OptionError, shown
 
 NONE, ANY = -1, -2  # in place of an id: no token, and any or no token
 
@@ -145,7 +145,7 @@ def checked_words(words: object) -> tuple[Word, ...]:
     """The bad words as texts and tuples of token ids. Raises OptionError."""
     given: object = () if words is None else (words,) if isinstance(words, str) else words
     if not isinstance(given, Sequence) or isinstance(given, bytes):
-        raise OptionError(f"bad_words must be a text, or a list of texts and lists of token ids, not {_shown(words)}")
+        raise OptionError(f"bad_words must be a text, or a list of texts and lists of token ids, not {shown(words)}")
     return tuple(_checked_word(word) for word in given)
 
 
@@ -155,7 +155,7 @@ def _checked_word(word: object) -> Word:
             raise OptionError("bad_words has an empty text, which would ban every token")
         return word
     if not isinstance(word, Sequence) or isinstance(word, bytes):
-        raise OptionError(f"each of bad_words must be a text or a list of token ids, not {_shown(word)}")
+        raise OptionError(f"each of bad_words must be a text or a list of token ids, not {shown(word)}")
     if not word:
         raise OptionError("bad_words has an empty list of token ids, which would ban every token")
     return _checked_ids("bad_words", word)
@@ -166,7 +166,7 @@ def checked_tokens(name: str, tokens: object) -> tuple[int, ...]:
     if tokens is None:
         return ()
     if not isinstance(tokens, Collection) or isinstance(tokens, str | bytes):
-        raise OptionError(f"{name} must be a list of token ids, not {_shown(tokens)}")
+        raise OptionError(f"{name} must be a list of token ids, not {shown(tokens)}")
     return tuple(dict.fromkeys(_checked_ids(name, tokens)))
 
 
@@ -174,10 +174,6 @@ def _checked_ids(name: str, ids: Collection[object]) -> tuple[int, ...]:
     checked = []
     for token in ids:
         if isinstance(token, bool) or not isinstance(token, Integral) or int(token) < 0:
-            raise OptionError(f"{name} has {_shown(token)} in place of a token id, a whole number from 0")
+            raise OptionError(f"{name} has {shown(token)} in place of a token id, a whole number from 0")
         checked.append(int(token))
     return tuple(checked)
-
-
-def _shown(value: object) -> str:
-    return printable(repr(value))

@@ -15,7 +15,7 @@ from typing import Any
 import mlx.core as mx
 
 from mlxgen import device
-from mlxgen.errors import OptionError, check_whole
+from mlxgen.errors import OptionError, check_whole, shown
 from mlxgen.sampling.bans import Word, checked_tokens, checked_words
 from mlxgen.sampling.probability_cuts import SMALLEST, apply_epsilon_cutoff, apply_eta_cutoff, apply_typical_p
 from mlxgen.sampling.softmax import softmax, total, total_before
@@ -51,37 +51,41 @@ class Sampling:
 
     def __post_init__(self) -> None:
         if not _finite(self.temperature) or self.temperature < 0:
-            raise OptionError(f"temperature must be 0 (greedy) or a positive number, not {self.temperature}")
+            raise OptionError(f"temperature must be 0 (greedy) or a positive number, not {shown(self.temperature)}")
         if self.top_k is not None and (not _whole(self.top_k) or self.top_k < 1):
-            raise OptionError(f"top_k must be a whole number of at least 1, or None (off), not {self.top_k}")
+            raise OptionError(f"top_k must be a whole number of at least 1, or None (off), not {shown(self.top_k)}")
         if self.top_p is not None and not (_finite(self.top_p) and 0 < self.top_p <= 1):
-            raise OptionError(f"top_p must be above 0 and at most 1, or None (off), not {self.top_p}")
+            raise OptionError(f"top_p must be above 0 and at most 1, or None (off), not {shown(self.top_p)}")
         if self.min_p is not None and not (_finite(self.min_p) and 0 <= self.min_p <= 1):
-            raise OptionError(f"min_p must be between 0 and 1, not {self.min_p}")
+            raise OptionError(f"min_p must be between 0 and 1, not {shown(self.min_p)}")
         if self.typical_p is not None and not (_finite(self.typical_p) and 0 < self.typical_p <= 1):
-            raise OptionError(f"typical_p must be above 0 and at most 1, or None (off), not {self.typical_p}")
+            raise OptionError(f"typical_p must be above 0 and at most 1, or None (off), not {shown(self.typical_p)}")
         for name in ("epsilon_cutoff", "eta_cutoff"):
             value = getattr(self, name)
             if value is not None and not (_finite(value) and 0 <= value < 1):
-                raise OptionError(f"{name} must be at least 0 (off) and below 1, not {value}")
+                raise OptionError(f"{name} must be at least 0 (off) and below 1, not {shown(value)}")
         if self.repetition_penalty is not None and not (
             _finite(self.repetition_penalty) and self.repetition_penalty > 0
         ):
-            raise OptionError(f"repetition_penalty must be a positive number, not {self.repetition_penalty}")
+            raise OptionError(f"repetition_penalty must be a positive number, not {shown(self.repetition_penalty)}")
         for name in ("presence_penalty", "frequency_penalty"):
             value = getattr(self, name)
             if value is not None and not _finite(value):
-                raise OptionError(f"{name} must be a finite number, not {value}")
+                raise OptionError(f"{name} must be a finite number, not {shown(value)}")
         for token, bias in (self.logit_bias or {}).items():
             if not _whole(token) or token < 0 or not isinstance(bias, int | float) or math.isnan(bias):
-                raise OptionError(f"logit_bias maps token ids to numbers, not {token!r} to {bias!r}")
+                raise OptionError(f"logit_bias maps token ids to numbers, not {shown(token)} to {shown(bias)}")
             if bias == INF:
                 raise OptionError(
                     f"logit_bias of token {token} is infinite; -inf bans a token, a large number forces it"
                 )
-        for name, least in (("no_repeat_ngram", 1), ("min_tokens", 0)):
-            if getattr(self, name) is not None:
-                check_whole(name, getattr(self, name), least)
+        ngram = self.no_repeat_ngram
+        if ngram is not None and (not _whole(ngram) or ngram < 1):
+            raise OptionError(
+                f"no_repeat_ngram must be a whole number of at least 1, or None (off), not {shown(ngram)}"
+            )
+        if self.min_tokens is not None:
+            check_whole("min_tokens", self.min_tokens, 0)
         object.__setattr__(self, "bad_words", checked_words(self.bad_words))
         object.__setattr__(self, "suppress_tokens", checked_tokens("suppress_tokens", self.suppress_tokens))
 

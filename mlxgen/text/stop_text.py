@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from mlxgen.errors import OptionError
+from mlxgen.errors import OptionError, shown
 
 
 def unfinished(text: str, patterns: Iterable[str]) -> int:
@@ -27,11 +27,11 @@ class StopText:
 
     def __init__(self, stops: str | Sequence[str] = ()) -> None:
         if not isinstance(stops, Sequence):
-            raise OptionError(f"a stop text must be text, not {stops!r}")
+            raise OptionError(f"a stop text must be text, not {shown(stops)}")
         self.stops = (stops,) if isinstance(stops, str) else tuple(stops)
         for stop in self.stops:
             if not isinstance(stop, str):
-                raise OptionError(f"a stop text must be text, not {stop!r}")
+                raise OptionError(f"a stop text must be text, not {shown(stop)}")
             if not stop:
                 raise OptionError("a stop text must not be empty: it would end every answer immediately")
         self._pending = ""

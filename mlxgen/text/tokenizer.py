@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from mlxgen.errors import ModelError, OptionError, reason_of
+from mlxgen.errors import ModelError, OptionError, reason_of, shown
 from mlxgen.json_file import read_json
 from mlxgen.lfs_pointer import check_not_pointer
 from mlxgen.text.backend import Backend
@@ -180,7 +180,7 @@ class Tokenizer:
         try:
             token = operator.index(token)
         except TypeError:
-            raise OptionError(f"a token id must be a whole number, not {token!r}") from None
+            raise OptionError(f"a token id must be a whole number, not {shown(token)}") from None
         known = 0 <= token < 2**31 and (
             token < (self.n_embeddings or 0) or self._backend.piece(token) is not None or token < self.vocab_size
         )

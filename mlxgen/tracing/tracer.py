@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Literal, Unpack
 
-from mlxgen.errors import OptionError, check_whole
+from mlxgen.errors import OptionError, check_whole, shown
 from mlxgen.generation.answer import answer
 from mlxgen.generation.request import Options, Request, check_options, refuse_guesses
 from mlxgen.generation.results import Step
@@ -106,7 +106,7 @@ def checked_heads(model: Model, attention: Heads) -> list[tuple[int, int]]:
     """The (layer, head) pairs, sorted and without duplicates. Raises OptionError for one that the model lacks."""
     if isinstance(attention, str):
         if attention != "all":
-            raise OptionError(f'attention must be "all" or (layer, head) pairs, not {attention!r}')
+            raise OptionError(f'attention must be "all" or (layer, head) pairs, not {shown(attention)}')
         return [(layer, head) for layer in range(model.config.n_layer) for head in range(model.config.n_head)]
     heads = sorted(set(attention))
     for layer, head in heads:

@@ -279,6 +279,15 @@ def test_a_wrong_option_is_told_in_one_line_that_names_it(name, value):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("name", [name for name in Sampling.__annotations__ if name not in ("bad_words", "logit_bias")])
+def test_a_text_in_place_of_a_number_is_quoted_escaped_and_cut(name):
+    for text in ("0.5", "a\nb", "\ud800", "x" * 10_000):
+        with pytest.raises(OptionError, match=name) as caught:
+            Sampling(**{name: text})
+        message = str(caught.value)
+        assert repr(text)[:60] in message and message.isprintable() and len(message) < 200
+
+
 def test_the_largest_and_smallest_right_options_are_taken():
     Sampling(temperature=0, top_k=1, top_p=1, min_p=1, repetition_penalty=1e-3, logit_bias={0: -math.inf, 5: 3})
     Sampling(temperature=100, top_k=10**9, top_p=1e-9, min_p=0, presence_penalty=-2, frequency_penalty=2)
