@@ -69,7 +69,11 @@ def _locked_part(path: Path) -> tuple[Path, int]:
     """Create a file beside ``path``; returns its path and its locked descriptor."""
     while True:
         part = path.with_name(f".{path.stem}.{os.urandom(4).hex()}.part{path.suffix}")
-        descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+        try:
+            descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+        except OSError as error:
+            error.filename = str(path)  # the caller knows nothing of the part
+            raise
         # Until it is locked, another process may remove the file as a leftover.
         if _is_locked(descriptor) and part.exists():
             return part, descriptor

@@ -43,6 +43,13 @@ def test_a_block_that_raises_leaves_the_old_file(tmp_path: Path) -> None:
     assert file.read_text() == "old"
 
 
+def test_an_error_names_the_file_and_not_its_replacement(tmp_path: Path) -> None:
+    file = tmp_path / "nowhere" / "page.html"
+    with pytest.raises(FileNotFoundError) as caught, replacing_file(file):
+        pass
+    assert caught.value.filename == str(file)
+
+
 def test_permissions_are_kept_and_new_files_follow_the_umask(tmp_path: Path) -> None:
     file, plain = tmp_path / "x", tmp_path / "plain"
     with replacing_file(file):

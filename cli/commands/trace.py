@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -16,6 +17,7 @@ from mlxgen.cli.output import chatty, say, size, write_json
 from mlxgen.cli.progress import prefill_bar
 from mlxgen.cli.prompt import read_prompt_or_ids
 from mlxgen.cli.settings import MAX_SEED
+from mlxgen.errors import MlxgenError
 
 if TYPE_CHECKING:
     from mlxgen.generation.request import Request
@@ -108,6 +110,8 @@ def trace(ctx: click.Context, /, prompt: str | None, **given: Any) -> None:
     request = check_request(ctx, given)
     if given["open_page"] and not given["html"]:
         raise click.UsageError("--open needs the page; add --html FILE", ctx)
+    if given["html"] and not (folder := Path(given["html"]).parent).is_dir():
+        raise MlxgenError(f"{given['html']}: there is no folder {folder}")
     second = _second_request(ctx, request, given)
     heads: Heads = ALL if ALL in given["attention"] else given["attention"]
     runs = [(open_model(given), request)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
@@ -43,6 +44,7 @@ def trace(
     """
     if "max_tokens" in options:
         raise OptionError("trace() takes steps=, not max_tokens=")
+    check_whole("steps", steps, 1)
     options["max_tokens"] = steps
     request = check_options(**options)
     return trace_request(
@@ -106,9 +108,12 @@ def checked_heads(model: Model, attention: Heads) -> list[tuple[int, int]]:
     """The (layer, head) pairs, sorted and without duplicates. Raises OptionError for one that the model lacks."""
     if isinstance(attention, str):
         if attention != "all":
-            raise OptionError(f'attention must be "all" or (layer, head) pairs, not {shown(attention)}')
+            raise OptionError(f'attention must be "all" or a list of (layer, head) pairs, not {shown(attention)}')
         return [(layer, head) for layer in range(model.config.n_layer) for head in range(model.config.n_head)]
-    heads = sorted(set(attention))
+    try:
+        heads = sorted({(operator.index(layer), operator.index(head)) for layer, head in attention})
+    except (TypeError, ValueError):
+        raise OptionError(f'attention must be "all" or a list of (layer, head) pairs, not {shown(attention)}') from None
     for layer, head in heads:
         if not (0 <= layer < model.config.n_layer and 0 <= head < model.config.n_head):
             raise OptionError(

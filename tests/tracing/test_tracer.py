@@ -260,6 +260,12 @@ def test_looking_inside_takes_none_of_a_stages_time(model: mlxgen.Model, monkeyp
     [
         ({"attention": [(2, 0)]}, "no head 0 in layer 2: layers go from 0 to 1, heads from 0 to 3"),
         ({"attention": "some"}, 'attention must be "all"'),
+        ({"attention": 5}, r'attention must be "all" or a list of \(layer, head\) pairs, not 5'),
+        ({"attention": [(0,)]}, 'attention must be "all"'),
+        ({"attention": [("a", 1)]}, 'attention must be "all"'),
+        ({"attention": ["0.3"]}, 'attention must be "all"'),
+        ({"steps": 0}, "steps must be a whole number of at least 1, not 0"),
+        ({"steps": None}, "steps must be"),
         ({"max_tokens": 3}, "steps="),
         ({"candidates": 0}, "candidates must be a whole number of at least 1"),
         ({"temperature": -1}, "temperature"),
