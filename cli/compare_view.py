@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from mlxgen.cli.output import escaped, visible
+from mlxgen.cli.terminal_console import TerminalConsole
 from mlxgen.cli.trace_view import percent, power
-from mlxgen.cli.wrap import terminal_width
 from mlxgen.tracing.parting import Parting, parting
 from mlxgen.tracing.record import Trace, TracedStep
 
@@ -21,7 +19,7 @@ NAMES = ("A", "B")
 
 def print_comparison(first: Trace, second: Trace, *, candidates: int) -> None:
     """Print the tokens of both, then so many candidates of the step where they part, then both texts."""
-    console = Console(file=sys.stdout, width=terminal_width(), highlight=False, markup=False, emoji=False)
+    console = TerminalConsole()
     runs = (first, second)
     place = parting(first, second)
     for name, run in zip(NAMES, runs, strict=True):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections import Counter
 
 import click
@@ -14,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mlxgen.cli.output import count, escaped, size, visible
-from mlxgen.cli.wrap import terminal_width
+from mlxgen.cli.terminal_console import TerminalConsole
 from mlxgen.tracing.record import BANS, RuleEffect, Span, Trace, TracedStep
 
 SHOWN_CONTEXT = 24  # newest tokens of the context that a step shows
@@ -38,7 +37,7 @@ PINNED, DROPPED = "*", "×"  # after a token's id
 
 def print_trace(trace: Trace, *, candidates: int, pause: bool) -> None:
     """Print every step with so many candidates. pause: wait for a key after each step; q quits."""
-    console = Console(file=sys.stdout, width=terminal_width(), highlight=False, markup=False, emoji=False)
+    console = TerminalConsole()
     for step in trace.steps:
         _print_step(console, trace, step, candidates)
         if pause and step.finish_reason is None:

@@ -60,7 +60,7 @@ HOUSE = {
                       score_table
                   chat | jsonl | bench
         options progress trace_view compare_view
-        completion settings output prompt
+   completion settings output prompt terminal_console
                       wrap
     """,
 }

@@ -69,8 +69,16 @@ def test_an_unforeseen_error_is_one_line_too(folder: str, monkeypatch: pytest.Mo
     assert "Traceback" not in run("generate", "Once", env={"MLXGEN_DEBUG": "0"}).stderr
 
 
-def test_a_closed_pipe_ends_quietly(folder: str) -> None:
-    script = f'"{sys.executable}" -m mlxgen generate Once -m "{folder}" -n 400 --overflow slide --ignore-eos'
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "generate Once -n 400 --overflow slide --ignore-eos",
+        "trace Once -n 60 --ignore-eos",
+        "trace Once -n 60 --ignore-eos --compare-seed 2",
+    ],
+)
+def test_a_closed_pipe_ends_quietly(folder: str, arguments: str) -> None:
+    script = f'"{sys.executable}" -m mlxgen {arguments} -m "{folder}"'
     ended = subprocess.run(
         ["bash", "-c", f"{script} | head -c 1 >/dev/null; exit ${{PIPESTATUS[0]}}"],
         capture_output=True,
