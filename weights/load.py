@@ -21,7 +21,7 @@ from mlxgen.network.decoder import GPT2
 from mlxgen.reading import reading
 from mlxgen.text.tokenizer import load_tokenizer
 from mlxgen.weights.files.arrays import tensor_reader
-from mlxgen.weights.files.model_folder import has_tokenizer
+from mlxgen.weights.files.model_folder import has_tokenizer, unused_adapter
 from mlxgen.weights.hub.locate import naming_hidden_model, resolve, source_of
 from mlxgen.weights.layouts import ParameterSource, decoder_shapes, read_layout
 from mlxgen.weights.parameters import DecoderWeights, Read, decoder_weights
@@ -47,6 +47,8 @@ def open_model(
 
         opened = open_adapter(adapter)
     folder = resolve(name, revision)
+    if opened is None and (note := unused_adapter(folder)):
+        warnings.warn(note, ModelWarning, stacklevel=2)
     with naming_hidden_model(str(name)), reading(folder):
         weights = folder_weights(folder)
     if opened is not None:

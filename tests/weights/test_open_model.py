@@ -1,7 +1,9 @@
 """A folder becomes a whole model: its decoder, its tokenizer and the tokens that end an answer."""
 
 import json
+import shlex
 import shutil
+import warnings
 from pathlib import Path
 
 import mlx.core as mx
@@ -11,10 +13,12 @@ import torch
 
 import mlxgen
 from mlxgen import blas, device
-from mlxgen.errors import MlxgenError, ModelError, OptionError
+from mlxgen.errors import MlxgenError, ModelError, ModelWarning, OptionError
 from mlxgen.text.tokenizer import load_tokenizer
+from mlxgen.weights import convert
 from mlxgen.weights.load import end_tokens
 
+from ..support.adapters import write_peft
 from ..support.models import tiny_gpt2
 from ..support.vocabularies import gpt2_folder
 from .transformers_gpt2 import theirs
@@ -79,6 +83,33 @@ def test_a_config_of_2019_names_no_end_token_and_gpt2s_vocabulary_has_one(
     library.save(str(tmp_path / "tokenizer.json"))
     tokenizer = load_tokenizer(tmp_path, n_embeddings=50257)
     assert not end_tokens(tmp_path, config, tokenizer.eos_token_id)
+
+
+def test_an_adapter_beside_a_whole_model_is_not_passed_over_in_silence(tmp_path: Path) -> None:
+    tiny = tiny_gpt2()
+    folder = write_peft(tiny.write(tmp_path / "my tales"), tiny)
+    hint = rf"not applied; `--adapter {shlex.quote(str(folder))}` applies it"
+    with pytest.warns(ModelWarning, match=hint):
+        mlxgen.load(str(folder))
+    assert hint in convert(folder, tmp_path / "out").warnings[0]
+    with warnings.catch_warnings(action="error"):
+        mlxgen.load(str(folder), adapter=folder)
+    assert not any("adapter" in warning for warning in convert(folder, tmp_path / "out2", adapter=folder).warnings)
+
+
+def test_a_folder_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tiny_gpt2().write(tmp_path / "tales")
+    is_file = Path.is_file
+
+    def refused(self: Path, **options: bool) -> bool:  # as up to Python 3.13
+        if self.parent == folder:
+            raise PermissionError(13, "Permission denied", str(self))
+        return is_file(self, **options)
+
+    monkeypatch.setattr(Path, "is_file", refused)
+    with pytest.raises(ModelError) as error:
+        mlxgen.load(str(folder))
+    assert str(error.value) == f"{folder}: cannot be read (Permission denied)"
 
 
 def test_a_revision_of_a_folder_is_wrong_use(tmp_path: Path) -> None:

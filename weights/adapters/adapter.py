@@ -104,5 +104,5 @@ def _found_instead(folder: Path) -> str:
     if (folder / "config.json").is_file():
         return "; it is a whole model, which opens by itself (-m)"
     if inner := inner_adapters(folder):
-        return f"; it contains {len(inner)} adapters: give one of them, such as {inner[-1]}"
+        return f"; give one of the adapters in it, such as {inner[-1]}"
     return ""

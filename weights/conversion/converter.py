@@ -37,7 +37,7 @@ from mlxgen.weights.conversion.verification import compare
 from mlxgen.weights.conversion.weight_format import GROUP_SIZE, WeightFormat, weight_format
 from mlxgen.weights.conversion.written_config import config_entries, mlx_lm_limits
 from mlxgen.weights.files.headers import main_dtype
-from mlxgen.weights.files.model_folder import has_tokenizer
+from mlxgen.weights.files.model_folder import has_tokenizer, unused_adapter
 from mlxgen.weights.files.replace_folder import check_free, replacing_folder
 from mlxgen.weights.files.writer import WriteProgress
 from mlxgen.weights.hub.converted import converted_model
@@ -113,6 +113,8 @@ def convert(
     if opened is not None:
         with reading(opened.folder):
             weights = merge(weights, opened, add_warning)
+    elif checkpoint.path.is_dir() and (note := unused_adapter(checkpoint.path)):
+        add_warning(note)
     model_config = weights.config
     if target is None:
         stored_as = gguf_type(weights, target_format)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from mlxgen.errors import ModelError, printable
@@ -103,7 +104,7 @@ def check_no_model(path: Path) -> None:
         if kind is not None and kind.patterns:  # neither a web page nor an archive
             check_model_folder(path)
     elif (path / "config.json").is_file() and has_safetensors(path):
-        raise ModelError(f"{path}: is a model folder; open it with `-m {path}`")
+        raise ModelError(f"{path}: is a model folder; open it with `-m {shlex.quote(str(path))}`")
     elif recognise_folder(path):
         check_model_folder(path)
         weight_files(path)
@@ -124,7 +125,7 @@ def weight_files(folder: Path) -> list[Path]:
         return found
     instead = recognise_folder(folder)
     if has_torch_weights(folder) or (instead is not None and instead[0].what == PYTORCH):
-        name = instead[1].name if instead else TORCH_SINGLE
+        name = instead[1].name if instead is not None and instead[0].what == PYTORCH else TORCH_SINGLE
         raise ModelError(torch_weights_only(str(folder), str(folder), f" ({name})"))
     raise ModelError(f"{folder}: has no weights ({SINGLE}, or shards with {INDEX}){_found_instead(folder)}")
 
@@ -132,7 +133,7 @@ def weight_files(folder: Path) -> list[Path]:
 def torch_weights_only(where: str, source: str, detail: str = "") -> str:
     """The message for a model that has to be converted before it can be opened."""
     return (
-        f"{where}: has only PyTorch weights{detail}; convert them with `mlxgen convert {source}` "
+        f"{where}: has only PyTorch weights{detail}; convert them with `mlxgen convert {shlex.quote(source)}` "
         f"(which needs torch: `{install_command('torch')}`)"
     )
 
@@ -162,9 +163,12 @@ def _found_instead(folder: Path) -> str:
         kind, path = instead
         return f"; it contains {kind.what} ({path.name}): {kind.advice_for(path)}"
     if (folder / DEEPSPEED_SCRIPT).is_file():
-        return f"; it is a checkpoint of DeepSpeed: convert it with `mlxgen convert {folder}`"
+        return f"; it is a checkpoint of DeepSpeed: convert it with `mlxgen convert {shlex.quote(str(folder))}`"
     if inner := inner_models(folder):
-        return f"; it contains {len(inner)} model folders: give one of them, such as {inner[-1]}"
+        return f"; give one of the model folders in it, such as {inner[-1]}"
+    if inner := inner_adapters(folder):
+        option = f"--adapter {shlex.quote(str(inner[-1]))}"
+        return f"; it contains adapters: give the model that they belong to, and one of them, as in `{option}`"
     return ""
 
 
@@ -176,6 +180,13 @@ def adapter_base(folder: Path) -> str:
         entries = {}
     base = entries.get("base_model_name_or_path") or entries.get("model")
     return base if isinstance(base, str) and base.isprintable() and len(base) <= LONGEST_NAME else ""
+
+
+def unused_adapter(folder: Path) -> str | None:
+    """The warning for a folder with a whole model and an adapter besides, which is not applied to it."""
+    if not (folder / ADAPTER_CONFIG).is_file():
+        return None
+    return f"{folder}: also holds an adapter, which is not applied; `--adapter {shlex.quote(str(folder))}` applies it"
 
 
 def inner_adapters(folder: Path) -> list[Path]:

@@ -5,6 +5,7 @@ Each kind says what opens it. A kind with ``opened_by_convert`` has a reader in 
 
 from __future__ import annotations
 
+import shlex
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,7 +33,8 @@ GGUF = "a GGUF file of llama.cpp"
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of file. what: its name, in words. advice: what opens it; {path} is the file, {folder} is the file's.
+    """A kind of file. what: its name, in words. advice: what opens it; {path} is the file, {folder} is the file's, both
+    as the shell takes them.
 
     is_one: whether a file is of this kind, by its path and first bytes. patterns: its usual names, by which it is found
     in a folder.
@@ -45,7 +47,7 @@ class Kind:
     opened_by_convert: bool = False
 
     def advice_for(self, path: Path) -> str:
-        return self.advice.format(path=path, folder=path.parent)
+        return self.advice.format(path=shlex.quote(str(path)), folder=shlex.quote(str(path.parent)))
 
 
 def _begins(*beginnings: bytes) -> Callable[[Path, bytes], bool]:
@@ -103,9 +105,9 @@ def _names_in_zip(path: Path) -> list[str]:
 #: from_pretrained(…, from_tf=True) fails in the last versions of transformers 4.
 FROM_HDF5 = (
     "in an environment of its own, `pip install 'transformers<5' torch tensorflow tf-keras` and `python -c "
-    '"from transformers import GPT2Config as C, GPT2LMHeadModel as M; '
+    '"import sys; from transformers import GPT2Config as C, GPT2LMHeadModel as M; '
     "from transformers.modeling_tf_pytorch_utils import load_tf2_checkpoint_in_pytorch_model as load; "
-    "load(M(C.from_pretrained('{folder}')), '{path}').save_pretrained('OUT')\"` "
+    "load(M(C.from_pretrained(sys.argv[1])), sys.argv[2]).save_pretrained('OUT')\" {folder} {path}` "
     "turn it into safetensors; then `mlxgen convert OUT --vocab {folder}`"
 )
 

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from mlxgen.errors import ModelError, OptionError
+from mlxgen.reading import reading
 from mlxgen.weights.files.model_folder import check_model_folder
 from mlxgen.weights.hub.converted import converted_model
 from mlxgen.weights.hub.names import BUNDLED, BUNDLED_FOLDER, repository_of, suggestion
@@ -27,7 +28,7 @@ def resolve(name: str, revision: str | None = None, *, pickled: bool = False, we
     if name and folder.exists():
         if revision is not None:
             raise OptionError(f"revision {revision!r} is only for models on the hub, and {name} is a local folder")
-        with naming_hidden_model(name):
+        with naming_hidden_model(name), reading(folder):
             check_not_adapter(folder)
             check_model_folder(folder)
         return folder

@@ -177,8 +177,8 @@ def _check_listing(repo: str, where: str, revision: str | None, files: Sequence[
     weights = [file for file in listing.files if file.endswith((".safetensors", ".bin", ".pt", ".gguf"))]
     if weights and all(file.endswith(".gguf") for file in weights):
         raise ModelError(
-            f"{where}: has only GGUF files; download one with `hf download {repo} {printable(weights[0])}`, "
-            "and convert it with `mlxgen convert FILE`"
+            f"{where}: has only GGUF files; download one with "
+            f"`hf download {repo} {shlex.quote(printable(weights[0]))}`, and convert it with `mlxgen convert FILE`"
         )
     others = [file for file in listing.files if file.endswith(OTHER_WEIGHTS)]
     if others and not weights and FLAX_WEIGHTS not in listing.files:

@@ -7,6 +7,7 @@ every process has the whole model, and mp_rank_00_model_states.pt is all of it. 
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 from mlxgen.errors import ModelError
@@ -51,8 +52,10 @@ def _latest(folder: Path) -> str:
 
 
 def _in_parts(what: Path, top: Path) -> str:
-    beside = f" --config {top}/config.json --vocab {top}" if (top / "config.json").is_file() else " --config FILE"
+    folder, whole, config = (shlex.quote(str(path)) for path in (top, top / "whole", top / "config.json"))
+    beside = f" --config {config} --vocab {folder}" if (top / "config.json").is_file() else " --config FILE"
     return (
         f"{what}: is a ZeRO-3 checkpoint of DeepSpeed, where each process has a part of the weights; join them with "
-        f"`python {top}/{DEEPSPEED_SCRIPT} {top} {top}/whole`, and then `mlxgen convert {top}/whole{beside}`"
+        f"`python {shlex.quote(str(top / DEEPSPEED_SCRIPT))} {folder} {whole}`, and then "
+        f"`mlxgen convert {whole}{beside}`"
     )

@@ -114,6 +114,8 @@ def _open_file(path: Path, config: Path | None) -> Checkpoint:
     if path.name in ADAPTER_FILES:
         check_not_adapter(path.parent)
     check_not_pointer(path)
+    if path.suffix == ".json":
+        raise ModelError(f"{path}: is a JSON file; give the folder that contains it, or the file of weights")
     kind = recognise_file(path)
     if kind is not None and not kind.opened_by_convert:
         raise ModelError(f"{path}: is {kind.what}, which mlxgen does not read; {kind.advice_for(path)}")

@@ -47,7 +47,7 @@ def test_what_is_no_adapter(tmp_path: Path) -> None:
     assert "no such folder" in refusal("adapters")
     assert "no such folder" in refusal("")
     write_peft(tmp_path / "run" / "checkpoint-10", TINY)
-    assert f"give one of them, such as {tmp_path}/run/checkpoint-10" in refusal(tmp_path / "run")
+    assert f"give one of the adapters in it, such as {tmp_path}/run/checkpoint-10" in refusal(tmp_path / "run")
     (tmp_path / "bare").mkdir()
     (tmp_path / "bare" / "adapter_config.json").write_text('{"peft_type": "LORA"}')
     assert "has no adapter_model.safetensors or adapter_model.bin" in refusal(tmp_path / "bare")

@@ -91,17 +91,19 @@ def test_a_folder_of_such_a_file_says_the_same(tmp_path: Path, kind: str) -> Non
 
 def test_the_command_that_turns_hdf5_into_safetensors_is_a_python_program(tmp_path: Path) -> None:
     name, module = "tf_model.h5", "tf"
-    folder = tmp_path / "my-model"
+    folder = tmp_path / "Anna's model"
     folder.mkdir()
     (folder / name).write_bytes(b"")
     (folder / "config.json").write_text('{"model_type": "gpt2", "n_head": 2}')
     for source in (folder, folder / name):
         install, program, after = told(convert, source).split("`")[1::2]
         assert install.startswith("pip install 'transformers<5' torch ")
-        lines = ast.unparse(ast.parse(shlex.split(program)[2])).splitlines()
-        assert lines[1].startswith(f"from transformers.modeling_{module}_pytorch_utils import")
-        assert lines[2] == f"load(M(C.from_pretrained('{folder}')), '{folder / name}').save_pretrained('OUT')"
-        assert after == f"mlxgen convert OUT --vocab {folder}"
+        *_, script, first, second = shlex.split(program)
+        lines = ast.unparse(ast.parse(script)).splitlines()
+        assert lines[2].startswith(f"from transformers.modeling_{module}_pytorch_utils import")
+        assert lines[3] == "load(M(C.from_pretrained(sys.argv[1])), sys.argv[2]).save_pretrained('OUT')"
+        assert [first, second] == [str(folder), str(folder / name)]
+        assert shlex.split(after) == ["mlxgen", "convert", "OUT", "--vocab", str(folder)]
 
 
 def test_pytorch_files_and_their_folders_are_sent_to_convert(tmp_path: Path) -> None:
@@ -116,6 +118,53 @@ def test_a_safetensors_file_alone_is_sent_to_its_folder_or_to_convert(tmp_path: 
     save_file({"a": np.ones(2)}, tmp_path / "model.safetensors")
     message = told(mlxgen.load, tmp_path / "model.safetensors")
     assert "folder that contains it" in message and "mlxgen convert" in message
+
+
+def test_the_commands_in_errors_run_as_printed_for_names_with_spaces(tmp_path: Path) -> None:
+    folder = tmp_path / "Anna's models"
+    folder.mkdir()
+    file = folder / "my model.gguf"
+    file.write_bytes(b"GGUF" + bytes(20))
+    deepspeed = folder / "check point"
+    deepspeed.mkdir()
+    (deepspeed / "zero_to_fp32.py").touch()
+    part = deepspeed / "zero_pp_rank_0_mp_rank_00_model_states.pt"
+    part.touch()
+    pickled = folder / "pickled model"
+    pickled.mkdir()
+    (pickled / "config.json").write_text('{"model_type": "gpt2", "n_embd": 8, "n_head": 2, "n_layer": 1}')
+    torch.save({"a": torch.ones(2)}, pickled / "pytorch_model.bin")
+    for use, given, wanted in (
+        (mlxgen.load, file, ["mlxgen", "convert", str(file)]),
+        (mlxgen.load, folder, ["mlxgen", "convert", str(file)]),
+        (mlxgen.load, pickled, ["mlxgen", "convert", str(pickled)]),
+        (mlxgen.load, deepspeed, ["mlxgen", "convert", str(deepspeed)]),
+        (convert, part, ["python", f"{deepspeed}/zero_to_fp32.py", str(deepspeed), f"{deepspeed}/whole"]),
+    ):
+        assert shlex.split(told(use, given).split("`")[1]) == wanted
+
+
+def test_a_folder_with_only_pytorch_weights_names_them(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2", "n_embd": 8, "n_head": 2, "n_layer": 1}')
+    (tmp_path / "model.onnx").write_bytes(b"\x08\x07")
+    torch.save({"a": torch.ones(2)}, tmp_path / "pytorch_model.bin")
+    message = told(mlxgen.load, tmp_path)
+    assert "only PyTorch weights (pytorch_model.bin)" in message
+
+
+def test_a_json_file_is_not_taken_for_damaged_weights(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text('{"model_type": "gpt2"}')
+    message = told(convert, config)
+    assert "is a JSON file" in message and "give the folder that contains it" in message
+
+
+def test_a_folder_of_adapters_says_how_one_is_used(tmp_path: Path) -> None:
+    adapter = tmp_path / "my checkpoint-500"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text("{}")
+    for use in (mlxgen.load, convert):
+        assert shlex.split(told(use, tmp_path).split("`")[1]) == ["--adapter", str(adapter)]
 
 
 def test_a_training_run_names_its_newest_checkpoint(tmp_path: Path) -> None:
