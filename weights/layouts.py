@@ -29,6 +29,7 @@ PRODUCTS = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.
 MASKS = re.compile(r"h\.\d+\.attn\.(masked_)?bias")  # the causal mask, once stored as if it were a weight
 FLOATS = tuple(dtype.tag for dtype in WEIGHT_TYPES)
 MOST_NAMES = 30  # of each kind that an error lists
+MOST_SHAPES = 3  # a wrong config makes all of them wrong
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +155,8 @@ def match(stored: Mapping[str, StoredTensor], config: GPT2Config, settings: str 
         if target in sources and (problem := _problem(sources[target], shape, target, packed))
     ]
     if missing or unexpected or wrong:
-        kinds = [("missing ", missing), ("unexpected ", unexpected), ("", wrong)]
-        problems = "; ".join(kind + listed(names, MOST_NAMES) for kind, names in kinds if names)
+        kinds = [("missing ", missing, MOST_NAMES), ("unexpected ", unexpected, MOST_NAMES), ("", wrong, MOST_SHAPES)]
+        problems = "; ".join(kind + listed(names, most) for kind, names, most in kinds if names)
         wrong_for = f"do not match {settings}" if settings else "do not fit together"
         raise ModelError(f"the weights {wrong_for}: {problems}")
     return Layout(sources, packed, tuple(further))

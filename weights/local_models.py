@@ -6,7 +6,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlxgen.errors import MlxgenError, ModelError
+from mlxgen.errors import MlxgenError, ModelError, reason_of
 from mlxgen.network.config import GPT2Config, read_config
 from mlxgen.weights.files.model_folder import has_safetensors, has_torch_weights
 from mlxgen.weights.files.origin import Origin, read_origin
@@ -51,7 +51,10 @@ def remove_model(name: str) -> Path:
     if found is not None and found.kind == "converted":
         if foreign := foreign_content(found.path):
             raise MlxgenError(f"{found.path}: contains more than a model ({foreign}), so it is not removed")
-        shutil.rmtree(found.path)
+        try:
+            shutil.rmtree(found.path)
+        except OSError as error:
+            raise MlxgenError(f"{found.path}: could not be removed ({reason_of(error)})") from None
         return found.path
     if name == BUNDLED:
         raise ModelError(f"{name}: is the bundled model, which is not removed")

@@ -1,5 +1,6 @@
 """Each published layout is matched to the decoder, and every tensor that does not fit is named before any is read."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,12 @@ def test_every_missing_tensor_is_named() -> None:
 def test_a_config_of_other_sizes_is_told_by_the_embedding() -> None:
     stored = checkpoint(CONFIG, "") | {"wte.weight": tensor(12, 8)}
     assert "wte.weight has shape [12, 8], not [11, 8]" in refusal(stored)
+
+
+def test_a_config_of_another_width_is_told_by_a_few_shapes() -> None:
+    message = refusal(checkpoint(CONFIG, ""), replace(CONFIG, n_embd=16, n_inner=64))
+    assert "wte.weight has shape [11, 8], not [11, 16]" in message
+    assert message.count("has shape") == 3 and message.endswith("25 more")
 
 
 def test_the_names_of_strangers_cannot_forge_a_message() -> None:

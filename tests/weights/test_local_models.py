@@ -122,6 +122,18 @@ def test_only_converted_models_are_removed(hub: Hub, folder: Path) -> None:
     assert (kept / "diary.txt").exists() and folder.exists() and cached.exists()
 
 
+def test_a_model_that_cannot_be_removed_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = convert(folder).folder
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied", "config.json")
+
+    monkeypatch.setattr("os.unlink", refuse)
+    done = run("rm", "tales")
+    assert done.exit_code == 1
+    assert done.stderr == f"Error: {kept}: could not be removed (Permission denied)\n"
+
+
 def test_an_error_in_a_folder_that_hides_a_model_of_the_hub_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mlxgen.atomic_file import replacing_file
-from mlxgen.errors import ModelError
+from mlxgen.errors import MlxgenError, ModelError, reason_of
 from mlxgen.network.config import GPT2Config
 from mlxgen.network.decoder import GPT2
 from mlxgen.text.tokenizer import Tokenizer
@@ -17,6 +17,7 @@ from mlxgen.weights.conversion.folder_output import check_space, checked_tokeniz
 from mlxgen.weights.conversion.gguf_file import GGUFTensor, write_gguf
 from mlxgen.weights.conversion.tokenizer_choice import Files
 from mlxgen.weights.conversion.verification import Verification, compare_decoders, encoded
+from mlxgen.weights.files.replace_folder import creating
 from mlxgen.weights.files.writer import WriteProgress
 from mlxgen.weights.layouts import match
 from mlxgen.weights.load import build_decoder
@@ -26,13 +27,22 @@ from mlxgen.weights.sources.gguf import open_gguf
 
 
 def tokenizer_of_files(files: Files, entries: Mapping[str, Any], vocab_size: int) -> Tokenizer:
-    """The tokenizer that some files make in a model folder. entries: of its config.json. Raises ModelError."""
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
-        kind = {"tokenizer_class": entries.get("tokenizer_class")}
-        (folder / "config.json").write_text(json.dumps(kind), encoding="utf-8")
-        write_files(folder, files)
-        return checked_tokenizer(folder, vocab_size)
+    """The tokenizer that some files make in a model folder. entries: of its config.json.
+
+    Raises ModelError, and MlxgenError where there is no place for a copy of the files.
+    """
+    try:
+        with tempfile.TemporaryDirectory() as place:
+            folder = Path(place)
+            kind = {"tokenizer_class": entries.get("tokenizer_class")}
+            (folder / "config.json").write_text(json.dumps(kind), encoding="utf-8")
+            write_files(folder, files)
+            return checked_tokenizer(folder, vocab_size)
+    except OSError as error:
+        raise MlxgenError(
+            f"the tokenizer could not be copied to a temporary folder ({reason_of(error)}); "
+            "set TMPDIR to a folder with space"
+        ) from None
 
 
 def write_gguf_file(
@@ -43,8 +53,7 @@ def write_gguf_file(
     verify: tuple[DecoderWeights, Tokenizer] | None,
 ) -> Verification | None:
     """Write the file beside its place and rename it. verify: the source, to compare the file with. Raises OSError."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with replacing_file(target) as part:
+    with creating(target.parent), replacing_file(target) as part:
         check_space(part.parent, target, sum(tensor.nbytes for tensor in tensors))
         write_gguf(part, metadata, tensors, progress)
         return None if verify is None else _compare(*verify, part, target)

@@ -31,23 +31,21 @@ def replacing_folder(target: Path, *, force: bool = False) -> Iterator[Path]:
     already is replaced. Raises MlxgenError if ``target`` cannot be written.
     """
     check_free(target, force=force)
-    created = _create_parents(target.parent)
-    try:
-        new, lock = _new_folder(target)
-    except OSError as error:
-        _remove_empty(created)
-        raise MlxgenError(f"{target.parent}: cannot be written to ({reason_of(error)})") from None
-    try:
-        yield new
-        new.chmod(0o777 & ~_umask())  # mkdtemp's folders are for their owner alone
-        _move(new, target)
-    except BaseException:
-        shutil.rmtree(new, ignore_errors=True)
-        _remove_empty(created)
-        raise
-    finally:
-        if lock is not None:
-            os.close(lock)
+    with creating(target.parent):
+        try:
+            new, lock = _new_folder(target)
+        except OSError as error:
+            raise MlxgenError(f"{target.parent}: cannot be written to ({reason_of(error)})") from None
+        try:
+            yield new
+            new.chmod(0o777 & ~_umask())  # mkdtemp's folders are for their owner alone
+            _move(new, target)
+        except BaseException:
+            shutil.rmtree(new, ignore_errors=True)
+            raise
+        finally:
+            if lock is not None:
+                os.close(lock)
 
 
 def check_free(target: Path, *, force: bool) -> None:
@@ -176,21 +174,24 @@ def _lock(folder: Path) -> int | None:
     return descriptor
 
 
-def _create_parents(folder: Path) -> list[Path]:
-    """Create the folder and those above it. Returns the ones that did not exist, innermost first."""
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+@contextmanager
+def creating(folder: Path) -> Iterator[None]:
+    """Create the folder and those above it. If the block raises, those that did not exist are removed again.
+
+    Raises MlxgenError if it cannot be created.
+    """
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]  # innermost first
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        _remove_empty(missing)
-        raise MlxgenError(f"{folder}: cannot be created ({reason_of(error)})") from None
-    return missing
-
-
-def _remove_empty(folders: list[Path]) -> None:
-    for folder in folders:
-        with suppress(OSError):
-            folder.rmdir()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise MlxgenError(f"{folder}: cannot be created ({reason_of(error)})") from None
+        yield
+    except BaseException:
+        for path in missing:
+            with suppress(OSError):
+                path.rmdir()
+        raise
 
 
 def _umask() -> int:

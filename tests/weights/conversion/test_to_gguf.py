@@ -71,7 +71,7 @@ def test_the_gguf_package_reads_what_its_own_writer_would_have_written(
     assert entries["general.name"] == "tales" and entries["general.quantization_version"] == 2
     assert all(tensor.data_offset % 32 == 0 for tensor in ours.tensors)
     assert done.to == "gguf" and done.folder == tmp_path / "ours.gguf" and done.verification is not None
-    assert done.verification.largest_difference < (1e-6 if type == "F32" else 0.3)
+    assert done.verification.largest_difference < (1e-4 if type == "F32" else 0.3)
     assert done.bytes_after == sum(int(tensor.n_bytes) for tensor in ours.tensors)
 
 
@@ -236,6 +236,31 @@ def test_a_file_is_replaced_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
     convert(source, target, to="gguf", dtype="float16", force=True)
     assert len(target.read_bytes()) < len(before)
     convert(target, target, to="gguf", dtype="float32", force=True)  # the source itself
+
+
+def test_a_file_that_cannot_be_written_leaves_no_folders(tmp_path: Path) -> None:
+    source = TINY.write(tmp_path / "tales")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(MlxgenError, match="no space left"):
+        convert(source, tmp_path / "new" / "folder" / "tales.gguf", to="gguf", progress=full)
+    assert [path.name for path in tmp_path.iterdir()] == ["tales"]
+
+
+def test_without_a_place_for_temporary_files_the_error_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = TINY.write(tmp_path / "tales")
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("tempfile.mkdtemp", full)
+    with pytest.raises(MlxgenError, match=r"temporary folder \(No space left on device\).*TMPDIR"):
+        convert(source, tmp_path / "tales.gguf", to="gguf")
+    assert not (tmp_path / "tales.gguf").exists()
 
 
 def test_the_terminal_writes_here_and_says_what_runs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
