@@ -18,7 +18,7 @@ enum {
     FEW = 8,             /* up to so many rows go to sgemv where few_rows.c does not take them */
     CACHED = 32 * 1024,  /* numbers of a matrix that stay in a core's cache while each of the few rows reads them */
     LEAST = 512 * 1024,  /* multiplications from which a product is shared between threads */
-    BLOCKS = 6,          /* blocks for each thread: enough to even out what a neighbour takes */
+    BLOCKS = 4,          /* blocks for each thread: enough to even out what a neighbour takes */
     WIDEST = 192,        /* rows or columns of a block whose copying no longer counts */
     SPINS = 2000         /* some 30 microseconds: the time between the products of a decode step */
 };
