@@ -39,7 +39,7 @@ def vocabulary_entries(tokenizer: Tokenizer, vocab_size: int) -> dict[str, Any]:
     roles = {"bos_token": tokenizer.bos_token_id, "eos_token": tokenizer.eos_token_id}
     entries |= {ROLES[role]: number for role, number in roles.items() if number is not None}
     if tokenizer.start_ids not in ((), (tokenizer.bos_token_id,)):
-        raise ModelError("its tokenizer puts more than a start token before a text, which GGUF cannot say")
+        raise ModelError("its tokenizer puts more than a start token before a text, which GGUF cannot express")
     entries["tokenizer.ggml.add_bos_token"] = bool(tokenizer.start_ids)
     if tokenizer.chat_template is not None:
         entries["tokenizer.chat_template"] = tokenizer.chat_template

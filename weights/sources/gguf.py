@@ -129,7 +129,7 @@ def _checked_types(header: GGUFHeader) -> dict[str, BlockType]:
                 "writes"
             )
         if not entry.shape or entry.shape[-1] % kind.n_numbers:
-            raise GGUFError(f"is damaged ({printable(name)} has rows that are no whole blocks of {kind.name})")
+            raise GGUFError(f"is damaged ({printable(name)} has rows that are not whole blocks of {kind.name})")
         spans.append((entry.begin, entry.begin + _n_bytes(entry, kind), printable(name)))
         types[name] = kind
     filled = 0

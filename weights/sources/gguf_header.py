@@ -28,6 +28,7 @@ ALIGNMENT = 32  # where the file names no other
 MAX_HEADER_BYTES = 128 << 20
 MAX_ITEMS = 1 << 21  # in all lists together: tokens, their types, merges
 MAX_TENSORS = 100_000
+MAX_ENTRIES = 10_000  # a GPT-2 has about 30
 MAX_DIMENSIONS = 4
 MAX_NUMBERS = 1 << 40  # of one tensor
 LEAST_ENTRY_BYTES, LEAST_TENSOR_BYTES = 13, 32
@@ -77,6 +78,8 @@ def read_gguf_header(file: Path) -> GGUFHeader:
             raise GGUFError("is damaged (its number of tensors is larger than the file)")
         if n_entries > reader.left // LEAST_ENTRY_BYTES:
             raise GGUFError("is damaged (its number of entries is larger than the file)")
+        if n_entries > MAX_ENTRIES:
+            raise GGUFError(f"is damaged, or not a GPT-2: its header has {n_entries:,} entries")
         metadata: dict[str, Any] = {}
         for _ in range(n_entries):
             name = reader.text()

@@ -50,7 +50,7 @@ def tokenizer_files(metadata: Mapping[str, Any]) -> dict[str, bytes]:
     tokens = _texts(metadata, "tokenizer.ggml.tokens")
     types = metadata.get("tokenizer.ggml.token_type", [1] * len(tokens))
     if not isinstance(types, list) or len(types) != len(tokens):
-        raise GGUFError("is damaged (tokenizer.ggml.token_type has not one type for each token)")
+        raise GGUFError("is damaged (tokenizer.ggml.token_type does not have one type for each token)")
     placeholders = {
         at for at, token in enumerate(tokens) if token == f"[PAD{at}]" and types[at] in (USER_DEFINED, UNUSED)
     }
@@ -91,7 +91,9 @@ def _merges(metadata: Mapping[str, Any], vocabulary: Mapping[str, int]) -> list[
     for text in _texts(metadata, "tokenizer.ggml.merges") if "tokenizer.ggml.merges" in metadata else []:
         left, _, right = text.partition(" ")
         if left not in vocabulary or right not in vocabulary or left + right not in vocabulary:
-            raise GGUFError(f"is damaged (tokenizer.ggml.merges joins what are no tokens: {printable(text, 60)})")
+            raise GGUFError(
+                f"is damaged (tokenizer.ggml.merges joins texts that are not tokens: {printable(text, 60)})"
+            )
         merges.append((left, right))
     return merges
 

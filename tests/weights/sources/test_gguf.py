@@ -210,8 +210,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "epsilon": ({"gpt2__attention__layer_norm_epsilon": 0.0}, "between 0 and 1"),
     "words": ({"tokenizer__ggml__pre": "llama-bpe"}, 'splits words as "llama-bpe".*--vocab'),
     "no tokens": ({"tokenizer__ggml__tokens": None}, "has no tokenizer.ggml.tokens"),
-    "too few types": ({"tokenizer__ggml__token_type": [1]}, "not one type for each token"),
-    "merges": ({"tokenizer__ggml__merges": ["a b"]}, "joins what are no tokens: a b"),
+    "too few types": ({"tokenizer__ggml__token_type": [1]}, "not have one type for each token"),
+    "merges": ({"tokenizer__ggml__merges": ["a b"]}, "joins texts that are not tokens: a b"),
 }
 
 
@@ -251,6 +251,7 @@ DAMAGED: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "big-endian": (lambda data: data[:4] + data[4:8][::-1] + data[8:], "big-endian"),
     "tensors": (number(8, 2**62), "number of tensors"),
     "entries": (number(16, 2**62), "number of entries"),
+    "too many entries": (lambda data: number(16, 10_001)(data) + bytes(200_000), "header has 10,001 entries"),
     "long text": (number(24, 2**63), "longer than the file"),
     "half": (lambda data: data[: len(data) // 2], "cut off, or damaged: .* after its end"),
     "in the header": (lambda data: data[:4000], "cut off, or damaged: its header"),
