@@ -126,9 +126,12 @@ def _scores(model: Model, context: Text, choices: Sequence[Text], stride: int | 
 
 
 def check_answer(choices: Sequence[Text], answer: object) -> int | None:
-    """The number of the right choice. Raises OptionError for no choices, and for an answer that is not one of them."""
-    if isinstance(choices, str) or not choices:
+    """The number of the right choice. Raises OptionError for invalid choices, and an answer that is not one of them."""
+    if isinstance(choices, str) or not isinstance(choices, Sequence) or not choices:
         raise OptionError("choices must be a list of at least one text")
+    for number, choice in enumerate(choices):
+        if not isinstance(choice, Iterable):
+            raise OptionError(f"choice {number} must be text or token ids, not {choice!r}")
     if answer is None:
         return None
     if isinstance(answer, str) and answer in choices:

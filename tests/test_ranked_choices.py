@@ -81,7 +81,9 @@ def test_accuracy_is_the_share_of_known_answers_that_come_first() -> None:
     [
         ([], None, "choices must be a list"),
         ("ab", None, "choices must be a list"),
+        (5, None, "choices must be a list"),
         (["a", ""], None, "choice 1 is empty"),
+        (["a", 5], None, "choice 1 must be text or token ids, not 5"),
         (["a", "b"], 2, "answer must be the number of a choice, from 0 to 1, or its text, not 2"),
         (["a", "b"], "c", "not 'c'"),
         (["a", "b"], True, "not True"),
