@@ -21,7 +21,7 @@ COMMANDS = {
     "generate": "Continue a prompt.",
     "chat": "Talk to a model, or write a story with it.",
     "trace": "See why each token was chosen.",
-    "convert": "Convert a GPT-2 checkpoint to an MLX folder.",
+    "convert": "Convert a GPT-2 checkpoint to a model folder, or to GGUF.",
     "batch": "Answer many prompts at once.",
     "score": "Score how likely a text is.",
     "eval": "Run benchmarks with lm-evaluation-harness.",

@@ -87,9 +87,7 @@ def score_continuations(
     check_whole("batch_size", MOST_ROWS if batch_size is None else batch_size, 1)
     for context, text in pairs:
         if not context or not text:
-            raise OptionError(
-                f"the {'text' if context else 'context'} has no tokens, so that there is nothing to score"
-            )
+            raise OptionError(f"the {'text' if context else 'context'} has no tokens, so there is nothing to score")
         if len(text) > size:
             raise OptionError(f"a text of {len(text):,} tokens does not fit into {size:,} positions")
     return _scored(model, pairs, size, batch_size or MOST_ROWS)

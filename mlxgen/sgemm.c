@@ -1,9 +1,10 @@
 /* cblas_sgemm as MLX calls it: fast for few rows, and beside other busy processes.
 
    OpenBLAS's sgemm copies a matrix before it multiplies. For few rows that takes longer than the product itself. So one
-   row goes to its sgemv, which reads the matrix where it lies, and several go to few_rows.c. OpenBLAS's threads split a product into equal parts and wait for
-   each other without sleeping, so one busy neighbour stalls them all. Here OpenBLAS computes on one thread, and the
-   threads of this file take small blocks of a product, whoever is free the next one.
+   row goes to its sgemv, which reads the matrix where it lies, and several go to few_rows.c. OpenBLAS's threads split a
+   product into equal parts and wait for each other without sleeping, so one busy neighbour stalls them all. Here
+   OpenBLAS computes on one thread, and the threads of this file take small blocks of a product, whoever is free the
+   next one.
 
    mlxgen/blas.py loads this library before OpenBLAS and MLX, and passes it OpenBLAS's functions. */
 

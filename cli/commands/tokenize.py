@@ -30,8 +30,8 @@ def tokenize(text: str | None, model: str, revision: str | None, ids: str | None
     """Show the tokens of TEXT and their ids: what `mlxgen generate` makes of it as a prompt.
 
     Without TEXT, or for "-", it is read from standard input, without its last line break. In the tokens, · is a space,
-    ↵ a line break and → a tab; bytes that are no whole character are shown as \\xe2. Only the tokenizer is loaded, not
-    the weights.
+    ↵ a line break and → a tab; bytes that are not a whole character are shown as \\xe2. Only the tokenizer is loaded,
+    not the weights.
 
     --json prints an object with these keys: model, text, tokens (ids), pieces (their spelling in the vocabulary),
     texts, special (for each token, whether it stands for no text, such as an end token), n_tokens.

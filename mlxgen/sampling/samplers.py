@@ -2,7 +2,7 @@
 
 Logits are float32 [B, V]. A removed token gets the logit -inf. The order of the rules is fixed: bias, penalties, bans
 (mlxgen.sampling.bans), temperature, top-k, top-p, min-p, typical-p, the epsilon and eta cutoffs, then one draw from the
-tokens that are left. Ties always go to the lower token id, but for the last three rules, which keep tied tokens.
+tokens that are left. Ties go to the lower token id, except in the last three rules, which keep tied tokens.
 """
 
 from __future__ import annotations

@@ -134,7 +134,7 @@ class Tokenizer:
         return self._backend.piece(self._check(token)) or ""
 
     def token_text(self, token: int) -> str:
-        """The text of a single token, with its leading space. Bytes that are no whole character are shown as `\\xe2`.
+        """The text of a single token, with its leading space. Bytes that are not a whole character appear as `\\xe2`.
 
         Raises OptionError for an invalid id.
         """

@@ -67,9 +67,8 @@ def _parameter(
         return _quantized_layer(weights, path, shape, dtype, quantization, warn)
 
     def compute() -> Sequence[mx.array]:
-        exact = (
-            mx.float32 if dtype == FLOAT32 else None
-        )  # or packed numbers would be rounded to the type of their scales
+        # Otherwise, packed numbers would be rounded to the type of their scales.
+        exact = mx.float32 if dtype == FLOAT32 else None
         return [cast(weights.unpacked(name, exact), name, dtype, warn)]
 
     return TensorGroup({name: TensorEntry(dtype.tag, shape)}, compute)

@@ -35,9 +35,8 @@ class Checkpoint:
     commit: str | None = None
     card: Mapping[str, Any] | None = None  # the header of its card, where the weights' file has it
     activation_assumed: bool = False  # a state dict does not record it
-    tokenizer: Callable[[], Mapping[str, bytes]] | None = (
-        None  # makes the files of one that is inside the weights' file
-    )
+    # Makes the tokenizer files of a tokenizer that is inside the weights' file.
+    tokenizer: Callable[[], Mapping[str, bytes]] | None = None
 
     @property
     def stored(self) -> dict[str, StoredTensor]:
