@@ -165,16 +165,19 @@ def _write_row(cells: Sequence[object]) -> None:
 
 
 def _write_table(results: Sequence[Result]) -> None:
+    from rich.cells import cell_len
+
     entries = [result.entries for result in results]
     shown = [column for column in SHOWN if entries[-1][column[1]] is not None]
     rows = [["file", *(heading for heading, _, _ in shown)]]
     for result, values in zip(results, entries, strict=True):
         found = ((form, values[name]) for _, name, form in shown)
         rows.append([_one_line(result.name), *("-" if value is None else form.format(value) for form, value in found)])
+    name_width = max(cell_len(name) for name, *_ in rows)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for name, *cells in rows:
         numbers = "".join(f"  {cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=True))
-        write(f"{name:<{widths[0]}}{numbers}\n")
+        write(name + " " * (name_width - cell_len(name)) + numbers + "\n")
 
 
 def _one_line(name: str) -> str:

@@ -214,7 +214,7 @@ SETTINGS = (
         multiple=True,
         callback=_unescape,
         metavar="TEXT",
-        help="Never complete TEXT, also after a space. Repeatable.",
+        help="Never complete TEXT, also after a space; escapes as in --stop. Repeatable.",
     ),
     _setting(
         "--min-tokens",

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import math
+import unicodedata
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -55,6 +56,13 @@ def test_csv_has_a_row_for_each_file_and_a_total_over_all_tokens(
     bits = -sum(every) / math.log(2) / len("".join(TEXTS.values()).encode())
     assert float(total["bits_per_byte"]) == pytest.approx(bits)
     assert total["questions"] == total["acc"] == ""
+
+
+def test_columns_stay_aligned_beside_names_in_wide_characters(run: Callable[..., Result]) -> None:
+    Path("王さま.txt").write_text("the king\n")
+    lines = run("long.txt", "王さま.txt").stdout.splitlines()
+    cells = [sum(1 + (unicodedata.east_asian_width(char) == "W") for char in line) for line in lines]
+    assert len(set(cells)) == 1 and len(set(map(len, lines))) == 2
 
 
 def test_the_table_shows_the_same_numbers(run: Callable[..., Result], scores: dict[str, mlxgen.Score]) -> None:
