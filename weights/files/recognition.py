@@ -16,6 +16,18 @@ PYTORCH = "a PyTorch checkpoint"
 TENSORFLOW = "a TensorFlow checkpoint"
 LLMC = "a checkpoint of llm.c"
 FLAX = "a file of Flax weights"
+#: Files that training leaves beside the weights.
+NOT_WEIGHTS = (
+    "training_args.bin",
+    "optimizer*.pt",
+    "optimizer*.bin",
+    "scheduler*.pt",
+    "scheduler*.bin",
+    "scaler.pt",
+    "rng_state*.pth",
+    "random_states_*.pkl",
+    "meta.pkl",
+)
 CONVERT = "convert it with `mlxgen convert {path}`"
 #: The other files that llm.c writes or reads, by the number that they begin with.
 OTHER_LLMC_FILES = {
@@ -245,12 +257,17 @@ def recognise_file(path: Path) -> Kind | None:
     return next((kind for kind in KINDS if kind.is_one(path, first)), None)
 
 
+def is_left_by_training(path: Path) -> bool:
+    """Whether the file's name is one that trainers give the state of an optimizer, and such, beside the weights."""
+    return any(path.match(name) for name in NOT_WEIGHTS)
+
+
 def recognise_folder(folder: Path) -> tuple[Kind, Path] | None:
-    """The first kind of the table that a file of the folder has, and the file."""
+    """The first kind of the table that a file of the folder has, and the file. Training's leftovers are passed over."""
     for kind in KINDS:
         for pattern in kind.patterns:
             for path in sorted(folder.glob(pattern)):
-                if path.is_file() and recognise_file(path) is kind:
+                if not is_left_by_training(path) and path.is_file() and recognise_file(path) is kind:
                     return kind, path
     return None
 

@@ -22,7 +22,7 @@ from mlxgen.weights.files.model_folder import (
     indexed_files,
     weight_files,
 )
-from mlxgen.weights.files.recognition import FLAX, GGUF, LLMC, PYTORCH, TENSORFLOW, recognise_file
+from mlxgen.weights.files.recognition import FLAX, GGUF, LLMC, PYTORCH, TENSORFLOW, is_left_by_training, recognise_file
 from mlxgen.weights.hub.converted import converted_model
 from mlxgen.weights.hub.locate import resolve
 from mlxgen.weights.hub.names import BUNDLED, repository_of
@@ -40,8 +40,6 @@ from mlxgen.weights.sources.state_dict import checkpoint_from_tensors, in_known_
 #: What opens a file that is neither safetensors nor PyTorch's, by its kind.
 READERS = {TENSORFLOW: open_release, LLMC: open_llmc, GGUF: open_gguf, FLAX: open_flax}
 PICKLED_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-#: Files that training leaves beside the weights.
-NOT_WEIGHTS = ("training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state.pth", "optimizer.bin", "meta.pkl")
 
 
 def open_checkpoint(source: str, *, revision: str | None = None, config: Path | None = None) -> Checkpoint:
@@ -145,7 +143,7 @@ def _pickled_files(folder: Path) -> list[Path]:
     """Files that have the suffix of PyTorch's, and are not those of another program."""
     found = []
     for path in sorted(folder.iterdir()):
-        if path.suffix in PICKLED_SUFFIXES and path.name not in NOT_WEIGHTS and path.is_file():
+        if path.suffix in PICKLED_SUFFIXES and not is_left_by_training(path) and path.is_file():
             kind = recognise_file(path)
             if kind is None or kind.opened_by_convert:
                 found.append(path)

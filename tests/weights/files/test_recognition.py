@@ -152,6 +152,17 @@ def test_a_folder_with_only_pytorch_weights_names_them(tmp_path: Path) -> None:
     assert "only PyTorch weights (pytorch_model.bin)" in message
 
 
+def test_what_training_leaves_beside_the_weights_is_not_taken_for_them(tmp_path: Path) -> None:
+    for name in ("training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state_0.pth", "random_states_0.pkl"):
+        torch.save({"step": 3}, tmp_path / name)
+    for use in (mlxgen.load, convert):
+        assert told(use, tmp_path) == f"{tmp_path}: has no config.json, so it is not a model folder"
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2", "n_embd": 8, "n_head": 2, "n_layer": 1}')
+    for use in (mlxgen.load, convert):
+        message = told(use, tmp_path)
+        assert "has no weights (model.safetensors, " in message and "mlxgen convert" not in message
+
+
 def test_a_json_file_is_not_taken_for_damaged_weights(tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     config.write_text('{"model_type": "gpt2"}')
