@@ -139,15 +139,13 @@ class BeamSearch:
         if most > vocabulary:
             fitting = vocabulary // most_continuations(1, self._end_tokens)
             raise OptionError(f"the model's vocabulary of {vocabulary:,} tokens allows at most {fitting:,} beams")
+        if (room := model.config.n_positions - len(request.ids)) < 1:
+            raise ContextError(
+                f"the prompt has {len(request.ids):,} tokens and leaves no room for an answer in the model's"
+                f" {model.config.n_positions:,} positions; shorten it"
+            )
         self._context = Context(model, request.context)
         self._context.extend(request.ids)
-        room = self._context.room
-        assert room is not None  # it does not slide
-        if room < 1:
-            raise ContextError(
-                f"the prompt fills all {model.config.n_positions:,} positions of the model and leaves no room for an"
-                " answer; shorten it"
-            )
         self._limit = min(request.max_tokens, room)
         self._at_limit: FinishReason = "length" if self._limit == request.max_tokens else "context"
         self._finished: list[Finished] = []  # best first, `beams` at most

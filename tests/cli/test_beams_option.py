@@ -133,7 +133,7 @@ def test_too_many_beams_for_the_vocabulary_and_a_full_prompt_are_one_line(folder
     many = run("generate", "Once", "-m", folder, "--beams", "5000")
     assert many.exit_code == 2 and one_line(many.stderr) and "allows at most" in many.stderr
     full = run("generate", "x" * 32, "-m", str(small_folder), "--beams", "2")
-    assert full.exit_code == 1 and one_line(full.stderr) and "fills all 32 positions" in full.stderr
+    assert full.exit_code == 1 and one_line(full.stderr) and "32 tokens and leaves no room" in full.stderr
 
 
 def test_an_interrupted_search_prints_nothing(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
