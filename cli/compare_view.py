@@ -13,12 +13,12 @@ from mlxgen.tracing.parting import Parting, parting
 from mlxgen.tracing.record import Trace, TracedStep
 
 WIDE = 78  # columns from which on each run has both of its probabilities
-TOKEN_WIDTHS = {60: 16, 50: 11, 0: 6}  # of a token, in a terminal of at least so many columns
+TOKEN_WIDTHS = {60: 16, 50: 11, 0: 6}  # of a token, by the least number of columns of the terminal
 NAMES = ("A", "B")
 
 
 def print_comparison(first: Trace, second: Trace, *, candidates: int) -> None:
-    """Print the tokens of both, then so many candidates of the step where they part, then both texts."""
+    """Print the tokens of both, then the first `candidates` of the step where they part, then both texts."""
     console = TerminalConsole()
     runs = (first, second)
     place = parting(first, second)

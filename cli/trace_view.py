@@ -36,7 +36,7 @@ PINNED, DROPPED = "*", "×"  # after a token's id
 
 
 def print_trace(trace: Trace, *, candidates: int, pause: bool) -> None:
-    """Print every step with so many candidates. pause: wait for a key after each step; q quits."""
+    """Print every step with its first `candidates`. pause: wait for a key after each step; q quits."""
     console = TerminalConsole()
     for step in trace.steps:
         _print_step(console, trace, step, candidates)
@@ -156,7 +156,7 @@ def _rules(step: TracedStep, vocab_size: int) -> str:
 
 
 def _effect(rule: RuleEffect, before: int) -> str:
-    """The effect of a rule on so many tokens, in words."""
+    """The effect of a rule on a number of tokens, in words."""
     if rule.name == "temperature":
         return f"temperature {rule.value:g} divides the logits"
     if rule.name == "greedy":

@@ -16,7 +16,7 @@
 
 enum { ROW_MAJOR = 101, NO_TRANS = 111, TRANS = 112 };
 enum {
-    FEW = 8,             /* up to so many rows go to sgemv where few_rows.c does not take them */
+    FEW = 8,             /* up to this many rows go to sgemv where few_rows.c does not take them */
     CACHED = 32 * 1024,  /* numbers of a matrix that stay in a core's cache while each of the few rows reads them */
     LEAST = 512 * 1024,  /* multiplications from which a product is shared between threads */
     BLOCKS = 4,          /* blocks for each thread: enough to even out what a neighbour takes */
@@ -42,7 +42,7 @@ typedef struct {
 
 static gemm_t *gemm;
 static gemv_t *gemv;
-static int n_threads = 1, most_rows; /* most_rows: up to so many go to few_rows.c, if the matrix lies as [out, in] */
+static int n_threads = 1, most_rows; /* most_rows: up to this many go to few_rows.c, if the matrix lies as [out, in] */
 
 static pthread_mutex_t user = PTHREAD_MUTEX_INITIALIZER; /* held by the thread whose product is shared */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of what follows */

@@ -109,9 +109,9 @@ def generate(model: Model, prompt: str | Sequence[int] = "", **options: Unpack[O
         eta_cutoff: the same, with a smaller limit where many tokens are possible.
         repetition_penalty, presence_penalty, frequency_penalty: make tokens that are in the text less likely.
         logit_bias: a dict of token ids and numbers that are added to their logits; -inf bans a token.
-        no_repeat_ngram: so many tokens in a row never occur twice, prompt included.
+        no_repeat_ngram: never repeat this many tokens in a row, prompt included.
         bad_words: a text, or a list of texts and of lists of token ids, that must not be generated.
-        min_tokens: no end token before so many tokens.
+        min_tokens: no end token before this many tokens.
         suppress_tokens: token ids that are never chosen.
         logits_processors: functions (tokens [n], logits [1, V]) -> logits, called before all other rules.
         seed: the same seed gives the same text; None: a new one each time.

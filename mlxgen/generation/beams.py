@@ -112,7 +112,7 @@ class Beams:
 
 
 def most_continuations(beams: int, end_tokens: frozenset[int]) -> int:
-    """How many continuations a step looks at: so many that `beams` of them do not end."""
+    """How many continuations a step looks at: enough for `beams` of them not to end."""
     return beams * max(2, 1 + len(end_tokens))
 
 

@@ -23,7 +23,7 @@ Word = str | tuple[int, ...]
 class Bans:
     """What a request forbids, by the token ids of its model. The defaults forbid nothing.
 
-    no_repeat_ngram: no so many tokens in a row occur twice among the newest `window` tokens. bad_words: sequences that
+    no_repeat_ngram: this many tokens in a row never occur twice among the newest `window`. bad_words: sequences that
     must not be completed. min_tokens: how many tokens are chosen before one of the end_tokens may be.
     """
 

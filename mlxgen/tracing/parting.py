@@ -66,7 +66,7 @@ def _by_text(first: Trace, second: Trace) -> Parting | None:
 
 
 def _step_after(trace: Trace, length: int) -> int | None:
-    """The step that added the character after so many; the end token's if there is none."""
+    """The step that added the character after the first `length`; the end token's if there is none."""
     end = 0
     for step in trace.steps:
         end += len(step.text)

@@ -67,7 +67,7 @@ class Fit:
         if left is None or right is None:
             alone = left or right or magnitude
             name = self._names[id(alone)]
-            self._wrong.append(f"{printable(name, 200)} is there without the rest of its layer")
+            self._wrong.append(f"{printable(name, 200)} is present without the rest of its layer")
             return
         out, inner = self.shapes[target][::-1] if transpose else self.shapes[target]
         fits = [self._has_shape(left, (out, rank)), self._has_shape(right, (rank, inner))]

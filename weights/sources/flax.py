@@ -59,7 +59,9 @@ def open_flax(file: Path, config: Path | None) -> Checkpoint:
 
 def _arrays(tree: Mapping[str, Any], data: mmap.mmap, file: Path, prefix: str) -> Iterator[tuple[str, LazyTensor]]:
     if IN_CHUNKS in tree:
-        raise ModelError(f"{file}: {printable(prefix)} is stored in chunks, as no array of a GPT-2 has to be")
+        raise ModelError(
+            f"{file}: {printable(prefix)} is larger than 1 GiB and stored in chunks, which mlxgen does not read"
+        )
     for key, value in tree.items():
         if isinstance(value, dict):
             yield from _arrays(value, data, file, f"{prefix}{key}.")

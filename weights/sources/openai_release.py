@@ -64,7 +64,7 @@ def open_release(path: Path, config: Path | None) -> Checkpoint:
     if path.name == NEWEST:
         found = find_checkpoint(path.parent)
         if found is None:
-            raise ModelError(f"{path}: names no checkpoint that is there; give the folder of one")
+            raise ModelError(f"{path}: names a checkpoint that is missing; give the folder of one")
         path = found
     piece = PIECE.fullmatch(path.name)
     index = path.with_name(f"{piece[1]}.index") if piece else path

@@ -27,7 +27,7 @@ const sampling = (() => {
     }
     trail.push({ name: "temperature", value: temperature, kept: count(), share: 1 });
 
-    /** Keep some of the candidates, and so many tokens of each group. */
+    /** Keep some of the candidates, and others[g] tokens of each group g. */
     const cut = (name, value, candidates, others) => {
       const before = mass();
       const stays = new Set(candidates);
