@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import mlx.core as mx
+from mlx.utils import tree_map
 
 from mlxgen.errors import ModelError, OptionError
 from mlxgen.network.decoder import GPT2
@@ -81,6 +82,8 @@ def encoded(tokenizer: Tokenizer) -> list[int]:
 
 
 def _logits(decoder: GPT2, tokens: mx.array) -> mx.array:
+    # One memory layout for both sides: products with transposed weights round differently.
+    decoder.update(tree_map(mx.contiguous, decoder.parameters()))
     logits = decoder(tokens[None])[0].astype(mx.float32)  # [n, V]
     mx.eval(logits)
     return logits
