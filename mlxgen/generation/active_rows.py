@@ -56,9 +56,9 @@ class ProcessedPrompt:
 class ActiveRows:
     """Rows in slots of one cache, each with a choice that has not been read."""
 
-    def __init__(self, model: Model, options: ContextOptions) -> None:
+    def __init__(self, model: Model, options: ContextOptions, most_rows: int) -> None:
         self._model, self._options = model, options
-        self._cache = BatchCache(model.config.n_layer, options.max_kv_size, options.keep)
+        self._cache = BatchCache(model.config.n_layer, most_rows, options.max_kv_size, options.keep)
         self._slots: dict[BatchRow, int] = {}
         self._groups: list[RuleGroup] = []
         self._processed: ProcessedPrompt | None = None  # the newest prompt, while samples of it are still to come
@@ -76,6 +76,7 @@ class ActiveRows:
     def admit(self, rows: Sequence[BatchRow]) -> None:
         """Process the prompts of new rows, choose their first tokens, and let them join."""
         chunk, ring = self._options.prefill_chunk, self._options.max_kv_size or self._model.config.n_positions
+        self._cache.expect(len(rows))
         together: list[BatchRow] = []
         for row in sorted(rows, key=lambda row: len(row.context.tokens)):
             length = len(row.context.tokens)

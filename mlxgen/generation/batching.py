@@ -122,7 +122,8 @@ def outcomes(
         batch_size = fitting_batch_size(model, shared.context.max_kv_size)
     check_whole("batch_size", batch_size, 1)
     check_whole("num_samples", num_samples, 1)
-    found = _run(ActiveRows(model, shared.context), enumerate(_rows(model, prompts, num_samples, options)), batch_size)
+    active = ActiveRows(model, shared.context, batch_size)
+    found = _run(active, enumerate(_rows(model, prompts, num_samples, options)), batch_size)
     return _in_order(found) if ordered else (outcome for _, outcome in found)
 
 

@@ -23,11 +23,13 @@ class BatchCache:
     A row that leaves makes its slot free for the next one that joins; what other slots hold is not touched. Slots that
     are still free when a step begins are closed: the last rows move into them.
 
-    max_size, keep: those of the rows' own caches, if they rotate. Pass `layers` to the decoder as its cache.
+    most_rows: how many rows there are at most. max_size, keep: those of the rows' own caches, if they rotate. Pass
+    `layers` to the decoder as its cache.
     """
 
-    def __init__(self, n_layer: int, max_size: int | None = None, keep: int = 0) -> None:
-        self._max_size, self._keep = max_size, keep
+    def __init__(self, n_layer: int, most_rows: int, max_size: int | None = None, keep: int = 0) -> None:
+        self.most_rows, self._max_size, self._keep = most_rows, max_size, keep
+        self._expected = 0
         self.offsets: list[int] = []  # positions processed, for each row
         self._next: list[int] = []  # index at which each row's next position is written
         self._free: list[int] = []  # slots without a row
@@ -40,6 +42,10 @@ class BatchCache:
     def filled(self, slot: int) -> int:
         """How many positions a slot holds."""
         return self._filled(self.offsets[slot])
+
+    def expect(self, rows: int) -> None:
+        """Let the buffers that the next row gets have room for so many new rows."""
+        self._expected = len(self) - len(self._free) + rows
 
     def reserve(self, rows: int) -> list[int]:
         """Slots for rows that are about to join: free ones, then new ones."""
@@ -57,7 +63,7 @@ class BatchCache:
         size = self._filled(offset)
         for layer, cache in zip(self.layers, caches, strict=True):
             keys, values = (part[row : row + 1, :, :size] for part in (cache.keys, cache.values))
-            layer.put(slot, keys, values, len(self))
+            layer.put(slot, keys, values, max(len(self), self._expected))
         self.offsets[slot], self._next[slot] = offset, following
 
     def leave(self, slot: int) -> None:
@@ -128,8 +134,8 @@ class BatchCacheLayer:
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Write each row's next position, keys and values [n, H, 1, D/H]; returns [n, H, span, D/H] of both."""
         slots, n = self._slots, len(self._slots)
-        self._keys = _with_room(self._keys, keys, n, slots.span)
-        self._values = _with_room(self._values, values, n, slots.span)
+        self._keys = _with_room(self._keys, keys, n, slots.span, slots.most_rows)
+        self._values = _with_room(self._values, values, n, slots.span, slots.most_rows)
         self._keys[slots.rows, :, slots.indices] = keys[:, :, 0]
         self._values[slots.rows, :, slots.indices] = values[:, :, 0]
         return self._keys[:n, :, : slots.span], self._values[:n, :, : slots.span]
@@ -137,8 +143,8 @@ class BatchCacheLayer:
     def put(self, row: int, keys: mx.array, values: mx.array, rows: int) -> None:
         """Fill a slot from position 0 on: keys and values [1, H, positions, D/H]. rows: how many slots there are."""
         end = keys.shape[2]
-        self._keys = _with_room(self._keys, keys, rows, end)
-        self._values = _with_room(self._values, values, rows, end)
+        self._keys = _with_room(self._keys, keys, rows, end, self._slots.most_rows)
+        self._values = _with_room(self._values, values, rows, end, self._slots.most_rows)
         self._keys[row : row + 1, :, :end] = keys
         self._values[row : row + 1, :, :end] = values
 
@@ -149,17 +155,17 @@ class BatchCacheLayer:
         self._values[target, :, :end] = self._values[source, :, :end]
 
 
-def _with_room(buffer: mx.array | None, like: mx.array, rows: int, positions: int) -> mx.array:
+def _with_room(buffer: mx.array | None, like: mx.array, rows: int, positions: int, most_rows: int) -> mx.array:
     """The buffer if it has room for that many rows and positions, else a larger one with the same content."""
     _, H, _, width = like.shape
     old_rows, old_positions = (0, 0) if buffer is None else (buffer.shape[0], buffer.shape[2])
     if buffer is not None and rows <= old_rows and positions <= old_positions:
         return buffer
-    rows = old_rows if rows <= old_rows else max(rows, 2 * old_rows)  # doubled, so that joining rows cause few copies
+    more_rows = more_positions = 0
+    if rows > old_rows:  # doubled, so that joining rows cause few copies
+        more_rows = max(rows, min(2 * old_rows, most_rows)) - old_rows
     if positions > old_positions:
-        positions = capacity_for(max(positions, old_positions * 5 // 4), GROWTH)
-    else:
-        positions = old_positions
+        more_positions = capacity_for(max(positions, old_positions * 5 // 4), GROWTH) - old_positions
     if buffer is None:
-        return mx.zeros((rows, H, positions, width), like.dtype)
-    return mx.pad(buffer, [(0, rows - old_rows), (0, 0), (0, positions - old_positions), (0, 0)])
+        return mx.zeros((more_rows, H, more_positions, width), like.dtype)
+    return mx.pad(buffer, [(0, more_rows), (0, 0), (0, more_positions), (0, 0)])
