@@ -78,7 +78,7 @@ def _context(trace: Trace, step: TracedStep) -> Text:
     tokens = [*trace.prompt_tokens, *trace.tokens][: step.context_length]
     made = step.context_length - prompt
     line = Text(
-        f"{step.context_length:,} tokens: {prompt:,} prompt, {made:,} generated; {_time(step.seconds.context)}\n"
+        f"{count(step.context_length, 'token')}: {prompt:,} prompt, {made:,} generated; {_time(step.seconds.context)}\n"
     )
     first = max(0, len(tokens) - SHOWN_CONTEXT)
     pinned = min(step.cache.pinned, SHOWN_PINNED, first)
@@ -98,8 +98,7 @@ def _context(trace: Trace, step: TracedStep) -> Text:
 
 def _network(trace: Trace, step: TracedStep) -> Text:
     cache = step.cache
-    done = "1 token" if step.processed == 1 else f"{step.processed:,} tokens"
-    text = Text(f"{done} through {cache.layers} layers, {_time(step.seconds.transformer)}")
+    text = Text(f"{count(step.processed, 'token')} through {cache.layers} layers, {_time(step.seconds.transformer)}")
     text.append(
         f"\ncache {cache.before:,} → {cache.after:,} positions, {size(cache.layer_bytes)} per layer,"
         f" {size(cache.total_bytes)} in total"
@@ -150,7 +149,10 @@ def _rules(step: TracedStep, vocab_size: int) -> str:
     cuts = [rule for rule in step.rules if rule.name in CUTS]
     if cuts:
         left = math.prod(rule.kept_probability for rule in cuts)
-        effects.append(f"renormalised: the {cuts[-1].kept:,} left are divided by their sum, {left:.4f}")
+        kept = (
+            "1 left is divided by itself" if cuts[-1].kept == 1 else f"{cuts[-1].kept:,} left are divided by their sum"
+        )
+        effects.append(f"renormalised: the {kept}, {left:.4f}")
     drawn = "" if step.random is None else f"drawn with random number {step.random:.4f}, "
     return "\n".join([*effects, drawn + _time(step.seconds.sample)])
 
@@ -162,16 +164,16 @@ def _effect(rule: RuleEffect, before: int) -> str:
     if rule.name == "greedy":
         return "greedy takes the highest logit"
     if rule.name == "adjust":
-        return f"penalties and bias leave {rule.kept:,} tokens"
+        return f"penalties and bias leave {count(rule.kept, 'token')}"
     name = rule.name.replace("_", "-")
     if rule.name in BANS:
         value = "" if rule.value is None else f" {rule.value:g}"
-        gone = before - rule.kept
-        return f"{name}{value} bans {gone:,} token{'s' * (gone != 1)}, {percent(max(0.0, 1 - rule.kept_probability))}"
+        gone = count(before - rule.kept, "token")
+        return f"{name}{value} bans {gone}, {percent(max(0.0, 1 - rule.kept_probability))}"
     share = (
         f"cumulative sum {rule.kept_probability:.4f}" if rule.name == "top_p" else f"{percent(rule.kept_probability)}"
     )
-    return f"{name} {rule.value:g} keeps {rule.kept:,} tokens, {share}"
+    return f"{name} {rule.value:g} keeps {count(rule.kept, 'token')}, {share}"
 
 
 def _candidates(step: TracedStep, most: int, width: int) -> Table:

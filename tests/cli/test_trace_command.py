@@ -40,6 +40,15 @@ def test_the_terminal_tells_the_five_stages_of_each_step_in_80_columns(folder: P
     assert "dropped 0–" in result.stdout
 
 
+def test_one_token_is_not_several(folder: Path) -> None:
+    told = run(folder, "x", "-n", "1", "-k", "1", "--suppress-tokens", "5").stdout
+    assert all(
+        text in told
+        for text in ("1 token: 1 prompt", "1 token through", "bans 1 token,", "keeps 1 token,", "the 1 left is")
+    )
+    assert not re.search(r"\b1 tokens", told)
+
+
 def test_the_terminal_tells_what_the_page_tells(folder: Path) -> None:
     args = (PROMPT, "-n", "3", "--max-kv-size", "12", "--keep", "2", "-t", "1.3", "-k", "9", "-p", "0.9")
     record = json.loads(run(folder, *args, "--json").stdout)
@@ -164,7 +173,7 @@ def test_bans_and_cuts_are_told_where_they_change_something(folder: Path) -> Non
         assert f"no-repeat-ngram 1 bans {len(set(ids))} tokens, " in told
         gone = len({97, 98} - set(ids))
         assert f"suppress-tokens bans {gone} token{'s' * (gone != 1)}, " in told
-        assert f"typical-p 0.7 keeps {rules['typical_p']['kept']} tokens" in told
+        assert f"typical-p 0.7 keeps {rules['typical_p']['kept']} token" in told
         cut = {one["cut_by"] for one in step["candidates"][:60]}
         assert ("no_repeat_ngram" in cut) == ("cut ngram" in told) and ("typical_p" in cut) == ("cut typ-p" in told)
         banned = [one["token"] for one in step["candidates"] if one["cut_by"] == "no_repeat_ngram"]
