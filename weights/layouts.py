@@ -28,7 +28,7 @@ HEAD, EMBEDDING = "lm_head.weight", "model.wte.weight"
 PRODUCTS = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
 MASKS = re.compile(r"h\.\d+\.attn\.(masked_)?bias")  # the causal mask, once stored as if it were a weight
 FLOATS = tuple(dtype.tag for dtype in WEIGHT_TYPES)
-MOST_NAMES = 30  # of each kind that an error lists
+MOST_NAMES = 8  # of each kind that an error lists
 MOST_SHAPES = 3  # a wrong config makes all of them wrong
 
 

@@ -100,6 +100,8 @@ def convert(
             warn(warning)
 
     source = str(source)
+    for name in (source, "" if adapter is None else str(adapter)):
+        _check_utf8(name)
     target = None if output is None else Path(output).expanduser()
     if target is None and to != GGUF:
         target = default_output(source, to, target_format, adapter=adapter)
@@ -222,6 +224,14 @@ def _explaining(target: Path, n_bytes: int) -> Iterator[None]:
         if error.errno == errno.ENOSPC:
             reason = f"no space left for the model's {n_bytes / 1e9:.2f} GB"
         raise MlxgenError(f"{target}: could not be written ({reason}); nothing there was changed") from None
+
+
+def _check_utf8(name: str) -> None:
+    """Refuse a name that could not be written into the model card and the record of a folder's origin."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise ModelError(f"{name!a}: is not UTF-8; rename it") from None
 
 
 def _free(target: Path, to: str, *, force: bool) -> Path:

@@ -75,7 +75,7 @@ def name_of(source: str) -> str:
     """The last part of a source's name."""
     path = Path(source).expanduser()
     index = Path(f"{path}.index")  # of a TensorFlow checkpoint, which is named without its suffix
-    path = index if index.is_file() and not path.exists() else path
+    path = index if not path.exists() and index.is_file() else path
     if path.is_file():
         stem = GGUF_TYPE.sub("", path.stem) if path.suffix == ".gguf" else path.stem
         name = path.absolute().parent.name if stem in GENERIC_NAMES else stem

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ import pytest
 from click.testing import CliRunner
 
 from mlxgen.cli.main import main
-from mlxgen.errors import MlxgenError
+from mlxgen.errors import MlxgenError, ModelError
 from mlxgen.weights import convert
+from mlxgen.weights.conversion.output_format import default_name
+from mlxgen.weights.conversion.weight_format import WeightFormat
 
 from ...support.models import tiny_gpt2
 
@@ -101,3 +104,21 @@ def test_files_of_other_formats_are_named(tmp_path: Path) -> None:
 def test_wrong_use_has_status_2(source: Path, wrong: list[str]) -> None:
     arguments = ["convert", str(source), *wrong] if wrong else ["convert"]
     assert CliRunner().invoke(main, arguments).exit_code == 2
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="macOS's names are UTF-8")
+def test_a_name_that_is_not_utf_8_is_refused_as_such(tmp_path: Path) -> None:
+    folder = tiny_gpt2().write(tmp_path / "bad").rename(tmp_path / "bad\udcff")
+    good = tiny_gpt2().write(tmp_path / "good")
+    for source, options in ((folder, {}), (good, {"adapter": folder})):
+        with pytest.raises(ModelError, match=r"udcff': is not UTF-8; rename it"):
+            convert(source, tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(ModelError, match=r"udcff': is not UTF-8; rename it"):
+        convert(folder)
+
+
+def test_a_folder_may_have_the_longest_name_that_there_is(tmp_path: Path) -> None:
+    name = "a" * 252  # with ".index" it would be too long
+    folder = tiny_gpt2().write(tmp_path / name)
+    assert default_name(str(folder), "hf", WeightFormat()) == f"{name}-hf"
