@@ -6,6 +6,7 @@ a killed process left behind, and removes it. (Single files have `mlxgen.atomic_
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
@@ -35,7 +36,8 @@ def replacing_folder(target: Path, *, force: bool = False) -> Iterator[Path]:
         try:
             new, lock = _new_folder(target)
         except OSError as error:
-            raise MlxgenError(f"{target.parent}: cannot be written to ({reason_of(error)})") from None
+            place = target if error.errno == errno.ENAMETOOLONG else target.parent
+            raise MlxgenError(f"{place}: cannot be written to ({reason_of(error)})") from None
         try:
             yield new
             new.chmod(0o777 & ~_umask())  # mkdtemp's folders are for their owner alone
@@ -69,7 +71,9 @@ def _check_free(target: Path, *, force: bool) -> None:
     remove_leftovers(target.parent)
     if not target.is_symlink() and not target.exists():
         return
-    if not target.is_dir() or target.is_symlink():
+    if target.is_symlink():
+        raise MlxgenError(f"{target}: is a link, which is not replaced; choose another folder with --output")
+    if not target.is_dir():
         raise MlxgenError(f"{target}: exists and is not a folder; choose another with --output")
     content = list(target.iterdir())
     if not content:

@@ -257,3 +257,13 @@ def test_the_bundled_model_is_never_replaced() -> None:
     with pytest.raises(MlxgenError, match="is the bundled model"):
         convert(BUNDLED_FOLDER, BUNDLED_FOLDER, force=True)
     assert {path.name: path.stat().st_mtime_ns for path in BUNDLED_FOLDER.iterdir()} == before
+
+
+def test_a_link_and_a_name_too_long_are_named(tmp_path: Path, source: Path) -> None:
+    link, long = tmp_path / "link", tmp_path / ("a" * 250)
+    link.symlink_to(source)
+    for target, what in ((link, "is a link, which is not replaced"), (long, "cannot be written to (File name too")):
+        with pytest.raises(MlxgenError) as error:
+            convert(source, target, force=True)
+        assert str(error.value).startswith(f"{target}: {what}")
+    assert link.is_symlink() and content(source)
