@@ -268,7 +268,7 @@ def test_every_ban_and_cut_reaches_the_python_function(folder: str, model: mlxge
 @pytest.mark.parametrize(
     ("args", "told"),
     [
-        (["--no-repeat-ngram", "0"], "no_repeat_ngram must be a whole number of at least 1, not 0"),
+        (["--no-repeat-ngram", "0"], "no_repeat_ngram must be a whole number of at least 1, or off, not 0"),
         (["--ban", ""], "the text must not be empty"),
         (["--suppress-tokens", "5,x"], "expected token ids such as 13,198, not '5,x'"),
         (["--suppress-tokens", "5,-1"], "suppress_tokens has -1 in place of a token id"),
