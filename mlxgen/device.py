@@ -93,8 +93,8 @@ def lay_out_weights(decoder: nn.Module) -> None:
     [in, out], so that their weights are transposed views at first.
 
     On the CPU, products of few rows are limited by reading memory. OpenBLAS's sgemm reads a matrix that is stored as
-    [in, out] up to twice as fast as one stored as [out, in]; its sgemv, where it is used (see mlxgen.blas), reads both
-    at full speed. Only one weight at a time is duplicated.
+    [in, out] up to twice as fast as one stored as [out, in]. Where one row goes to its sgemv instead (see mlxgen.blas),
+    both are read at full speed, and nothing is changed. Only one weight at a time is duplicated.
     """
     if on_cpu() and blas.is_quick_for_a_row():
         return
