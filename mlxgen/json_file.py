@@ -8,20 +8,14 @@ from typing import Any
 
 from mlxgen.errors import ModelError, reason_of
 from mlxgen.lfs_pointer import check_not_pointer
-from mlxgen.regular_file import open_regular
+from mlxgen.regular_file import read_regular
 
 MAX_BYTES = 8 << 20
 
 
 def read_json(path: Path, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
     """Read a file that contains one JSON object, of at most ``max_bytes``. Raises ModelError."""
-    try:
-        with open_regular(path) as file:
-            data = file.read(max_bytes + 1)
-    except OSError as error:
-        raise ModelError(f"{path}: cannot be read ({reason_of(error)})") from None
-    if len(data) > max_bytes:
-        raise ModelError(f"{path}: larger than {max_bytes >> 20} MB, so it is not a valid {path.name}")
+    data = read_regular(path, max_bytes, f"a valid {path.name}")
     try:
         value = json.loads(data)
     except RecursionError:

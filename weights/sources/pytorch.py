@@ -16,6 +16,7 @@ from mlxgen.dtypes import BY_NAME, FLOAT32
 from mlxgen.errors import ModelError, printable, reason_of
 from mlxgen.installation import install_command
 from mlxgen.lfs_pointer import check_not_pointer
+from mlxgen.regular_file import read_regular
 from mlxgen.weights.files.headers import StoredTensor
 from mlxgen.weights.sources.archive_check import check_archive, check_pickles
 from mlxgen.weights.sources.checkpoint import LazyTensor
@@ -152,17 +153,11 @@ class _Plain(pickle.Unpickler):
 def read_plain_pickle(file: Path) -> Any:
     """The content of a pickle of plain data, such as nanoGPT's meta.pkl. Any other is refused with a ModelError."""
     check_not_pointer(file)
+    content = io.BytesIO(read_regular(file, MAX_PLAIN_BYTES, "a vocabulary"))
     try:
-        if file.stat().st_size > MAX_PLAIN_BYTES:
-            raise ModelError(f"{file}: larger than {MAX_PLAIN_BYTES >> 20} MB, so it is not a vocabulary")
-        content = io.BytesIO(file.read_bytes())
         check_pickle(content)
         content.seek(0)
         return _Plain(content).load()
-    except OSError as error:
-        raise ModelError(f"{file}: cannot be read ({reason_of(error)})") from None
-    except ModelError:
-        raise
     except PickleRefused as error:
         raise ModelError(f"{file}: not a vocabulary ({error}); give one as a JSON file with --vocab") from None
     except Exception:

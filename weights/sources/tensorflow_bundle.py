@@ -14,9 +14,9 @@ from pathlib import Path
 import mlx.core as mx
 
 from mlxgen.dtypes import BY_TAG
-from mlxgen.errors import ModelError, printable, reason_of
+from mlxgen.errors import ModelError, printable
 from mlxgen.lfs_pointer import check_not_pointer
-from mlxgen.regular_file import open_regular
+from mlxgen.regular_file import read_regular
 from mlxgen.weights.files.headers import StoredTensor
 from mlxgen.weights.sources.checkpoint import LazyTensor
 from mlxgen.weights.sources.crc32c import masked_crc32c
@@ -45,13 +45,7 @@ class BundleEntry:
 def read_index(index: Path) -> dict[str, BundleEntry]:
     """The tensors of a checkpoint, by name, from its .index file. Raises ModelError."""
     check_not_pointer(index)
-    try:
-        with open_regular(index) as file:
-            data = file.read(MAX_INDEX_BYTES + 1)
-    except OSError as error:
-        raise ModelError(f"{index}: cannot be read ({reason_of(error)})") from None
-    if len(data) > MAX_INDEX_BYTES:
-        raise ModelError(f"{index}: larger than {MAX_INDEX_BYTES >> 20} MB, so it is not the index of a GPT-2")
+    data = read_regular(index, MAX_INDEX_BYTES, "the index of a GPT-2")
     try:
         table = read_table(data)
         n_files = _number_of_files(table.pop(b"", None))
