@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from mlxgen.weights.files.recognition import TABLE_END
 from mlxgen.weights.sources.crc32c import masked_crc32c
 from mlxgen.weights.sources.protobuf import Undecodable, varint
 
-MAGIC = (0xDB4775248B80FB57).to_bytes(8, "little")
 FOOTER_BYTES = 48
 TRAILER_BYTES = 5  # after each block: its compression, and the checksum of both
 COMPRESSIONS = {0: None, 1: "snappy"}
@@ -30,7 +30,7 @@ class TableError(Exception):
 
 def read_table(data: bytes) -> dict[bytes, bytes]:
     """The entries of a table. Raises TableError."""
-    if len(data) < FOOTER_BYTES or not data.endswith(MAGIC):
+    if len(data) < FOOTER_BYTES or not data.endswith(TABLE_END):
         raise TableError(NOT_COMPLETE)
     blocks = data[:-FOOTER_BYTES]
     entries: dict[bytes, bytes] = {}
