@@ -200,10 +200,7 @@ def _check_listing(repo: str, where: str, revision: str | None, files: Sequence[
 
 def _other_revisions(repo: str) -> str:
     """A hint at the revisions of a model that are in the cache; "" if there are none."""
-    from huggingface_hub import constants
-    from huggingface_hub.file_download import repo_folder_name
-
-    folder = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repo, repo_type="model")
+    folder = cache_of(repo)
     names = sorted(str(path.relative_to(folder / "refs")) for path in (folder / "refs").rglob("*") if path.is_file())
     names = names or sorted(path.name for path in (folder / "snapshots").glob("*/"))
     return f". The cache has another revision: {', '.join(names[:3])}" if names else ""
