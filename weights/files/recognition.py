@@ -134,7 +134,7 @@ KINDS = (
     ),
     Kind(
         GGUF,
-        "convert it with `mlxgen convert {path}`",
+        CONVERT,
         lambda path, first: first.startswith(b"GGUF") or path.suffix == ".gguf",
         ("*.gguf", "*.bin"),
         opened_by_convert=True,

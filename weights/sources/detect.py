@@ -108,7 +108,7 @@ def _open_model_folder(folder: Path, config: Path | None) -> Checkpoint:
 
 
 def _open_file(path: Path, config: Path | None) -> Checkpoint:
-    """One file of weights: GGUF, nanoGPT's, minGPT's, or a state dict."""
+    """One file of weights, in any format that is read."""
     if path.name in ADAPTER_FILES:
         check_not_adapter(path.parent)
     check_not_pointer(path)
