@@ -22,6 +22,7 @@ from mlxgen.weights.sources.gguf_header import GGUFError, GGUFHeader, TableEntry
 from mlxgen.weights.sources.gguf_names import HEAD, decoder_names
 from mlxgen.weights.sources.gguf_tokenizer import end_tokens, tokenizer_files
 from mlxgen.weights.sources.gguf_types import GROUP, NAMES, TYPES, BlockType
+from mlxgen.weights.sources.raw_numbers import STORED_AS, as_array
 
 SIZES = {
     "n_positions": "gpt2.context_length",
@@ -148,18 +149,16 @@ def _n_bytes(entry: TableEntry, kind: BlockType) -> int:
 
 def _plain(file: Path, target: str, entry: TableEntry, kind: BlockType) -> LazyTensor:
     """A tensor that is read as floating-point numbers."""
-    tag = kind.name if kind.name in ("F32", "F16", "BF16") else "F32"
+    tag = kind.name if kind.name in STORED_AS else "F32"
 
     def read() -> mx.array:
         data = _mapped(file, target, entry, kind)
-        if kind.name == "BF16":  # NumPy has none: the same bits, called uint16
-            return mx.array(data.view("<u2").reshape(entry.shape)).view(mx.bfloat16)
+        if kind.name in STORED_AS:
+            return as_array(data, tag, entry.shape)
         if kind.bits is not None:  # a vector of a file that llama.cpp would not write
             raise ModelError(f"{file}: {printable(target)} is quantized, and only the weights of layers may be")
-        if kind.name == "Q6_K":
-            blocks = data.reshape(entry.shape[0], -1, kind.n_bytes)
-            return mx.array(gguf_types.unpacked_q6_k(blocks).reshape(entry.shape))
-        return mx.array(data.view("<f4" if kind.name == "F32" else "<f2").reshape(entry.shape))
+        blocks = data.reshape(entry.shape[0], -1, kind.n_bytes)  # of Q6_K
+        return mx.array(gguf_types.unpacked_q6_k(blocks).reshape(entry.shape))
 
     return LazyTensor(StoredTensor(tag, entry.shape, file), read)
 
