@@ -7,7 +7,7 @@ The layout is that of `write_model` in llm.c's train_gpt2.py.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -62,13 +62,13 @@ def open_llmc(file: Path, config: Path | None) -> Checkpoint:
     needed = HEADER_BYTES + BY_TAG[tag].itemsize * sum(math.prod(shape) for _, shape in _parts(sizes))
     if held != needed:
         raise ModelError(f"{file}: has {held:,} bytes, and its header asks for {needed:,}; copy it again")
-    n_padded = sizes.pop("padded_vocab_size")
-    entries = ENTRIES | (read_json(config) if config else {}) | sizes
+    own = {name: size for name, size in sizes.items() if name != "padded_vocab_size"}
+    entries = ENTRIES | (read_json(config) if config else {}) | own
     try:
         GPT2Config.from_dict(entries)  # limits the number of layers
     except ModelError as error:
         raise ModelError(f"{file}: {error}") from None
-    tensors = dict(_tensors(file, tag, {**sizes, "padded_vocab_size": n_padded}))
+    tensors = dict(_tensors(file, tag, sizes))
     return Checkpoint("llm.c checkpoint", entries, tensors, file.parent, file, "its header")
 
 
@@ -106,7 +106,7 @@ def _tensors(file: Path, tag: str, sizes: dict[str, int]) -> Iterator[tuple[str,
             offset += size
 
 
-def _reader(file: Path, offset: int, tag: str, shape: Shape) -> Any:
+def _reader(file: Path, offset: int, tag: str, shape: Shape) -> Callable[[], mx.array]:
     size = BY_TAG[tag].itemsize * math.prod(shape)
 
     def read() -> mx.array:
