@@ -50,8 +50,7 @@ class DecoderWeights:
         itemsize: of their numbers.
         """
         changed = [path for path in self.layout.packed if path not in self.packed]
-        names = [f"{path}.{kind}" for path in changed for kind in ("weight", "scales", "biases")]
-        before = sum(self.layout.sources[name].tensor.nbytes for name in names if name in self.layout.sources)
+        before = sum(self.layout.sources[name].tensor.nbytes for path in changed for name in self.part_names(path))
         shapes = decoder_shapes(self.config)
         after = sum(math.prod(shapes[f"{path}.weight"]) * itemsize for path in changed)
         return self.layout.nbytes - before + after
@@ -62,10 +61,14 @@ class DecoderWeights:
         array = self.read(source)
         return array.T if source.transpose else array
 
-    def stored_parts(self, path: str) -> dict[str, mx.array]:
-        """The tensors of a packed layer, by their names: its weight, scales, and biases where it has them; lazy."""
+    def part_names(self, path: str) -> list[str]:
+        """The names of a packed layer's tensors: its weight, scales, and biases where it has them."""
         names = (f"{path}.{kind}" for kind in ("weight", "scales", "biases"))
-        return {name: self.stored(name) for name in names if name in self.layout.sources}
+        return [name for name in names if name in self.layout.sources]
+
+    def stored_parts(self, path: str) -> dict[str, mx.array]:
+        """The tensors of a packed layer, by their names; lazy."""
+        return {name: self.stored(name) for name in self.part_names(path)}
 
     def unpacked(self, target: str, dtype: mx.Dtype | None = None) -> mx.array:
         """One parameter as floating-point numbers, whether it is packed or not; lazy.

@@ -103,12 +103,11 @@ def _quantized_layer(
 def _packed_layer(weights: DecoderWeights, path: str, dtype: DType | None, warn: Warn) -> TensorGroup:
     """A quantized layer that stays as it is, but for the type of its scales and biases."""
     tensors: dict[str, TensorEntry] = {}
-    for name in (f"{path}.weight", f"{path}.scales", f"{path}.biases"):
-        source = weights.layout.sources.get(name)
-        if source is not None:
-            is_float = BY_TAG[source.tensor.dtype] in WEIGHT_TYPES
-            tag = dtype.tag if dtype is not None and is_float else source.tensor.dtype
-            tensors[name] = TensorEntry(tag, source.tensor.shape)
+    for name in weights.part_names(path):
+        stored = weights.layout.sources[name].tensor
+        is_float = BY_TAG[stored.dtype] in WEIGHT_TYPES
+        tag = dtype.tag if dtype is not None and is_float else stored.dtype
+        tensors[name] = TensorEntry(tag, stored.shape)
 
     def compute() -> Sequence[mx.array]:
         return [cast(weights.stored(name), name, BY_TAG[entry.dtype], warn) for name, entry in tensors.items()]
