@@ -8,7 +8,7 @@ from mlxgen.errors import MlxgenError, ModelError, reason_of
 from mlxgen.lfs_pointer import check_not_pointer
 from mlxgen.text.tokenizer import load_tokenizer
 from mlxgen.weights.conversion.characters import tokenizer_of
-from mlxgen.weights.files.model_folder import TOKENIZER_FILES
+from mlxgen.weights.files.model_folder import TOKENIZER_FILES, make_a_tokenizer
 from mlxgen.weights.hub.names import ALIASES, repository_of
 from mlxgen.weights.hub.repository import download_tokenizer
 from mlxgen.weights.local_models import list_local_models
@@ -16,13 +16,6 @@ from mlxgen.weights.sources.checkpoint import Checkpoint
 
 GPT2_SIZES = (50257, 50304)  # nanoGPT pads 50,257 to 50,304, a multiple of 64
 GPT2_TEXT, GPT2_IDS = "Hello world, 1234<|endoftext|>", [15496, 995, 11, 1105, 2682, 50256]
-COMPLETE = (
-    "tokenizer.json",
-    "vocab.txt",
-    "tokenizer.model",
-    "spiece.model",
-    "sentencepiece.bpe.model",
-)  # each of which is a whole vocabulary
 
 #: File name -> the file to copy, or the content to write.
 Files = dict[str, Path | bytes]
@@ -86,15 +79,12 @@ def _given(vocab: str, vocab_size: int) -> tuple[Files, str]:
 
 def _from_folder(folder: Path) -> Files:
     """A folder's tokenizer files, also under the names of OpenAI's release. {} if it has no tokenizer."""
-    files: dict[str, Path] = {}
-    for pattern in TOKENIZER_FILES:
-        files |= {path.name: path for path in sorted(folder.glob(pattern)) if path.is_file()}
+    files = {name: folder / name for name in TOKENIZER_FILES if (folder / name).is_file()}
     if (folder / "encoder.json").is_file() and (folder / "vocab.bpe").is_file():
         files |= {"vocab.json": folder / "encoder.json", "merges.txt": folder / "vocab.bpe"}
     for file in files.values():
         check_not_pointer(file)
-    complete = bool(COMPLETE & files.keys())
-    return {**files} if complete or {"vocab.json", "merges.txt"} <= files.keys() else {}
+    return {**files} if make_a_tokenizer(files.keys()) else {}
 
 
 def _meta_files(checkpoint: Checkpoint) -> list[Path]:

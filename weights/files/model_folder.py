@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Set
 from pathlib import Path
 
 from mlxgen.errors import ModelError, printable
@@ -25,6 +26,8 @@ PEFT_ADAPTER, PEFT_ADAPTER_TORCH, MLX_ADAPTER = "adapter_model.safetensors", "ad
 ADAPTER_FILES = (PEFT_ADAPTER, PEFT_ADAPTER_TORCH, MLX_ADAPTER)
 
 SENTENCEPIECE = ("tokenizer.model", "spiece.model", "spm.model", "sentencepiece.bpe.model")
+#: Files each of which is a whole tokenizer.
+WHOLE_TOKENIZERS = ("tokenizer.json", "vocab.txt", *SENTENCEPIECE)
 #: The tokenizer's files.
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -77,8 +80,12 @@ def has_torch_weights(folder: Path) -> bool:
 
 def has_tokenizer(folder: Path) -> bool:
     """Whether the folder contains a whole tokenizer."""
-    here = {name for name in TOKENIZER_FILES if (folder / name).is_file()}
-    return bool(here & {"tokenizer.json", "vocab.txt", *SENTENCEPIECE}) or {"vocab.json", "merges.txt"} <= here
+    return make_a_tokenizer({name for name in TOKENIZER_FILES if (folder / name).is_file()})
+
+
+def make_a_tokenizer(names: Set[str]) -> bool:
+    """Whether files of these names are a whole tokenizer."""
+    return not names.isdisjoint(WHOLE_TOKENIZERS) or {"vocab.json", "merges.txt"} <= names
 
 
 def check_model_folder(folder: Path) -> None:

@@ -184,6 +184,22 @@ def test_safetensors_opens_what_is_written(tmp_path: Path, source: Path) -> None
     assert all(np.array_equal(array, np.array(ours[name])) for name, array in theirs.items())
 
 
+@pytest.mark.parametrize("name", ["spiece.model", "spm.model", "tokenizer.model", "sentencepiece.bpe.model"])
+def test_a_sentencepiece_tokenizer_is_kept_under_each_of_its_names(tmp_path: Path, name: str) -> None:
+    import sentencepiece
+
+    source = TINY.write(tmp_path / "source")
+    (source / "tokenizer.json").unlink()
+    (source / "tokenizer_config.json").write_text('{"tokenizer_class": "T5Tokenizer", "extra_ids": 0}')
+    with (source / name).open("wb") as file:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter([PROMPT] * 9), model_writer=file, vocab_size=11, minloglevel=2
+        )
+    theirs = sentencepiece.SentencePieceProcessor(model_file=str(source / name))
+    ours = mlxgen.load(str(convert(source, tmp_path / "out").folder)).tokenizer
+    assert ours.encode(PROMPT) == theirs.encode(PROMPT)
+
+
 def test_a_head_of_its_own_is_kept_and_mlx_lms_limit_is_told(tmp_path: Path) -> None:
     untied = tiny_gpt2(tie_word_embeddings=False)
     # The config that is written calls it tied; the weights differ.
