@@ -1,10 +1,14 @@
-"""One Chromium for all tests of pages."""
+"""One Chromium for all tests of pages, and the page of a module's fixture ``trace``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+
+from mlxgen.tracing.page import page
+from mlxgen.tracing.record import Trace
 
 from ..support.browser import CHROMEDRIVER, CHROMIUM, Browser
 
@@ -16,3 +20,17 @@ def browser() -> Iterator[Browser]:
     browser = Browser()
     yield browser
     browser.close()
+
+
+@pytest.fixture(scope="module")
+def file(trace: Trace, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("page") / "trace.html"
+    path.write_text(page(trace), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def opened(browser: Browser, file: Path) -> Browser:
+    browser.size(1280, 900)
+    browser.open(file)
+    return browser

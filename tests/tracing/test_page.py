@@ -44,20 +44,6 @@ def trace(big_model: mlxgen.Model) -> Trace:
     return mlxgen.trace(big_model, PROMPT, 40, seed=3, top_p=0.9, lens=True, attention=heads, ignore_eos=True)
 
 
-@pytest.fixture(scope="module")
-def file(trace: Trace, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("page") / "trace.html"
-    path.write_text(page(trace), encoding="utf-8")
-    return path
-
-
-@pytest.fixture
-def opened(browser: Browser, file: Path) -> Browser:
-    browser.size(1280, 900)
-    browser.open(file)
-    return browser
-
-
 # --- the file
 
 

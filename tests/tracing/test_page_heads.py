@@ -25,20 +25,6 @@ def trace() -> Trace:
     return mlxgen.trace(model, PROMPT, 40, seed=3, attention="all", ignore_eos=True, candidates=40)
 
 
-@pytest.fixture(scope="module")
-def file(trace: Trace, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("heads") / "trace.html"
-    path.write_text(page(trace), encoding="utf-8")
-    return path
-
-
-@pytest.fixture
-def opened(browser: Browser, file: Path) -> Browser:
-    browser.size(1280, 900)
-    browser.open(file)
-    return browser
-
-
 def place(browser: Browser, layer: int, head: int) -> list[float]:
     """The middle of a head's cell, in the window."""
     script = """
