@@ -2,7 +2,6 @@
 
 import os
 import resource
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ from mlxgen import OptionError, device
 from mlxgen.network.compiled_step import weight_addresses
 from mlxgen.weights.load import open_decoder
 
+from .support.devices import linux_only
 from .support.models import tiny_gpt2
 from .support.processes import fresh
 
@@ -175,7 +175,7 @@ def test_whatever_generates_keeps_the_weights_resident_until_it_ends(
         assert not running
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="another allocator")
+@linux_only("elsewhere there is another allocator")
 def test_large_arrays_get_memory_that_was_used_before_and_not_pages_to_be_cleared() -> None:
     faults = fresh("""
         import mlxgen, resource

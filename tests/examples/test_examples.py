@@ -12,9 +12,8 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from mlxgen import device
-
 from ..conftest import needs_compiler
+from ..support.devices import cpu_only
 from ..support.models import letter_tokenizer, tiny_gpt2
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
@@ -64,7 +63,7 @@ def test_decoding_loop_shows_the_cache_one_token_behind(tiny):
 
 
 @pytest.mark.skipif(not BUNDLED.is_file(), reason="the bundled model is not here")
-@pytest.mark.skipif(not device.on_cpu(), reason="Metal computes in float16, which may choose other tokens")
+@cpu_only("Metal computes in float16, which may choose other tokens")
 @pytest.mark.parametrize("name", ["decoding_loop.py", "far_far_away.py"])
 def test_with_the_bundled_model_the_output_is_as_promised(name):
     """That of far_far_away includes that transformers' loop chose the same tokens."""

@@ -12,13 +12,14 @@ import tokenizers
 import torch
 
 import mlxgen
-from mlxgen import blas, device
+from mlxgen import blas
 from mlxgen.errors import MlxgenError, ModelError, ModelWarning, OptionError
 from mlxgen.text.tokenizer import load_tokenizer
 from mlxgen.weights import convert
 from mlxgen.weights.load import end_tokens
 
 from ..support.adapters import write_peft
+from ..support.devices import cpu_only
 from ..support.models import tiny_gpt2
 from ..support.vocabularies import gpt2_folder
 from .transformers_gpt2 import theirs
@@ -49,7 +50,7 @@ def test_load_gives_a_whole_model(tmp_path: Path) -> None:
     assert tokens == expected[0].tolist()
 
 
-@pytest.mark.skipif(not device.on_cpu(), reason="elsewhere weights lie as they are stored")
+@cpu_only("elsewhere weights lie as they are stored")
 def test_loaded_weights_lie_as_the_cpu_reads_them_fastest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blas, "is_quick_for_a_row", lambda: False)  # with our sgemm, either layout is read as fast
     model = mlxgen.load(str(tiny_gpt2().write(tmp_path / "m")))
