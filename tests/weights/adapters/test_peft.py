@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from mlxgen.errors import ModelError, ModelWarning
 
-from ...support.adapters import peft_logits, save_pickled, write_peft
+from ...support.adapters import peft_logits, write_peft
 from ...support.models import TinyGPT2, tiny_gpt2
 from ...support.oracles import torch_logits
 from .logits import IDS, assert_close, decoder_with, logits_of
@@ -259,7 +259,7 @@ def test_no_tensor_is_ignored(tmp_path: Path) -> None:
     save_file({}, file)
     with pytest.raises(ModelError, match="changes nothing"):
         decoder_with(model, adapter)
-    save_pickled(write_peft(tmp_path / "third", TINY))
+    write_peft(tmp_path / "third", TINY, pickled=True)
     torch.save({"a": 1}, tmp_path / "third" / "adapter_model.bin")
     with pytest.raises(ModelError, match="no state dict"):
         decoder_with(model, tmp_path / "third")

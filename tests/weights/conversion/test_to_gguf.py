@@ -134,8 +134,6 @@ def test_added_tokens_padding_start_and_template(tmp_path: Path) -> None:
     library.add_tokens(["left out"])
     whole = replace(tiny, entries={**tiny.entries, "vocab_size": 263})
     source = whole.write(tmp_path / "tales", chat_template="{{ messages }}")
-    settings = json.loads((source / "tokenizer_config.json").read_text())
-    (source / "tokenizer_config.json").write_text(json.dumps(settings))
     convert(source, tmp_path / "tales.gguf", to="gguf")
     entries = contents(gguf.GGUFReader(tmp_path / "tales.gguf"))
     tokens, types = entries["tokenizer.ggml.tokens"], entries["tokenizer.ggml.token_type"]

@@ -90,19 +90,19 @@ def test_a_folder_of_such_a_file_says_the_same(tmp_path: Path, kind: str) -> Non
 
 
 def test_the_command_that_turns_hdf5_into_safetensors_is_a_python_program(tmp_path: Path) -> None:
-    name, module = "tf_model.h5", "tf"
     folder = tmp_path / "Anna's model"
     folder.mkdir()
-    (folder / name).write_bytes(b"")
+    file = folder / "tf_model.h5"
+    file.write_bytes(b"")
     (folder / "config.json").write_text('{"model_type": "gpt2", "n_head": 2}')
-    for source in (folder, folder / name):
+    for source in (folder, file):
         install, program, after = told(convert, source).split("`")[1::2]
         assert install.startswith("pip install 'transformers<5' torch ")
         *_, script, first, second = shlex.split(program)
         lines = ast.unparse(ast.parse(script)).splitlines()
-        assert lines[2].startswith(f"from transformers.modeling_{module}_pytorch_utils import")
+        assert lines[2].startswith("from transformers.modeling_tf_pytorch_utils import")
         assert lines[3] == "load(M(C.from_pretrained(sys.argv[1])), sys.argv[2]).save_pretrained('OUT')"
-        assert [first, second] == [str(folder), str(folder / name)]
+        assert [first, second] == [str(folder), str(file)]
         assert shlex.split(after) == ["mlxgen", "convert", "OUT", "--vocab", str(folder)]
 
 

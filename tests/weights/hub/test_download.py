@@ -62,7 +62,7 @@ def test_the_clients_own_functions_find_what_was_downloaded(hub: Hub, monkeypatc
     assert resolve("someone/tales") == folder
 
 
-def test_a_server_that_ignores_ranges_sends_all_of_it_again(large: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_ignores_ranges_sends_all_of_it_again(large: Hub) -> None:
     large.cut_at = 50_000
     refusal()
     large.cut_at = None
