@@ -7,7 +7,6 @@ has no beam search.
 from __future__ import annotations
 
 import json
-import random
 import sys
 import time
 from collections.abc import Callable
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import mlxgen  # before the peers' imports: it loads the BLAS
-from mlxgen.cli.bench.one_run import peak_memory
+from mlxgen.cli.bench.one_run import peak_memory, random_prompt
 from mlxgen.cli.bench.processes import output_of
 from mlxgen.cli.bench.sides import open_generator, open_torch
 
@@ -95,8 +94,7 @@ SEARCHING: dict[str, Callable[[Path], Searching]] = {
 
 
 def main(side: str, folder: str, prompt_tokens: str, new: str, beams: str) -> None:
-    size, chance = json.loads(Path(folder, "config.json").read_text())["vocab_size"], random.Random(0)
-    prompt = [chance.randrange(size) for _ in range(int(prompt_tokens))]
+    prompt = random_prompt(Path(folder), int(prompt_tokens))
     search = SEARCHING[side](Path(folder))
     search(prompt[:8], 2, int(beams))  # what is set up once does not count
     start = time.perf_counter()

@@ -26,12 +26,15 @@ def peak_memory() -> int:
     return size
 
 
+def random_prompt(folder: Path, tokens: int) -> list[int]:
+    """Token ids of the folder's vocabulary, the same on every side."""
+    size, chance = json.loads((folder / "config.json").read_text())["vocab_size"], random.Random(0)
+    return [chance.randrange(size) for _ in range(tokens)]
+
+
 def main(side: str, folder: str, prompt_tokens: str, new_tokens: str, *dtype: str) -> None:
     """Measure one side once and print the numbers of a Measurement as JSON."""
-    config = json.loads(Path(folder, "config.json").read_text())
-    chance = random.Random(0)
-    size, length = config["vocab_size"], int(prompt_tokens)
-    prompt = [chance.randrange(size) for _ in range(length)]
+    prompt = random_prompt(Path(folder), int(prompt_tokens))
     start = time.perf_counter()
     run = SIDES[side].open(Path(folder), *dtype)
     loaded = time.perf_counter()
@@ -44,7 +47,7 @@ def main(side: str, folder: str, prompt_tokens: str, new_tokens: str, *dtype: st
     numbers = {
         "load": loaded - start,
         "first_token": first,
-        "prefill_tps": length / first,
+        "prefill_tps": len(prompt) / first,
         "decode_tps": (len(times) - 2) / rest if rest else 0.0,
         "memory": peak_memory(),
         "seconds": seconds,
