@@ -24,11 +24,11 @@ from typing import NamedTuple
 import mlxgen
 from mlxgen import blas, device
 from mlxgen.cli.bench.batches import BatchMeasurement, measure_batch
-from mlxgen.cli.bench.beams import SEARCHING, BeamMeasurement, measure_beams
+from mlxgen.cli.bench.beams import SEARCHING, measure_beams
 from mlxgen.cli.bench.measure import compare_decodes, measure
 from mlxgen.cli.bench.random_model import random_folder
 from mlxgen.cli.bench.sides import SIDES
-from mlxgen.cli.bench.speed import ratio
+from mlxgen.cli.bench.speed import medians_of, ratio
 
 # isort: split
 import mlx.core as mx
@@ -94,13 +94,10 @@ def beams(folder: Path, runs: int) -> Iterator[Row]:
     """Beam search with 4 beams, prefill included, and MLX's peak against what it needs at least."""
     sides = [side for side in installed() if side in SEARCHING]
     for context in (32, 512):
-        found: dict[str, list[BeamMeasurement]] = {side: [] for side in sides}
-        for _ in range(runs):
-            for side in sides:
-                found[side].append(measure_beams(side, folder, context, NEW, 4))
-        same = len({tuple(one.tokens) for many in found.values() for one in many}) == 1
+        found = [measure_beams(side, folder, context, NEW, 4) for _ in range(runs) for side in sides]
+        same = len({tuple(one.tokens) for one in found}) == 1
         what = f"4 beams at context {context}, {'the same' if same else 'another'} text"
-        speeds = {side: statistics.median(one.tokens_per_second for one in many) for side, many in found.items()}
+        speeds = {side: numbers["tokens_per_second"] for side, numbers in medians_of(found).items()}
         yield from against_each(what, speeds, {"transformers": 1.5})
     model = mlxgen.load(str(folder))
     weights = sum(array.nbytes for _, array in tree_flatten(model.decoder.parameters()))
@@ -119,24 +116,20 @@ def run_batch(side: str, folder: Path, rows: int) -> BatchMeasurement:
 
 def batch_speeds(sides: list[str], folder: Path, rows: int, runs: int) -> dict[str, float]:
     """Each side's tokens per second, the median of runs that take turns."""
-    speeds: dict[str, list[float]] = {side: [] for side in sides}
-    for _ in range(runs):
-        for side in sides:
-            speeds[side].append(run_batch(side, folder, rows).tokens_per_second)
-    return {side: statistics.median(values) for side, values in speeds.items()}
+    medians = medians_of([run_batch(side, folder, rows) for _ in range(runs) for side in sides])
+    return {side: numbers["tokens_per_second"] for side, numbers in medians.items()}
 
 
 def step_speeds(sides: list[str], folder: Path, context: int, runs: int) -> tuple[dict[str, float], dict[str, float]]:
     """Each side's tokens per second in decoding after a prompt of so many tokens, and in its prefill."""
-    decodes: dict[str, list[float]] = {side: [] for side in sides}
-    prefills: dict[str, list[float]] = {side: [] for side in sides}
-    for _ in range(runs):
-        for side in sides:
-            m = measure(side, folder, prompt_tokens=context, new_tokens=NEW, our_blas=True)
-            decodes[side].append(m.decode_tps)
-            prefills[side].append(m.prefill_tps)
-    found = [{side: statistics.median(values) for side, values in speeds.items()} for speeds in (decodes, prefills)]
-    return found[0], found[1]
+    measured = [
+        measure(side, folder, prompt_tokens=context, new_tokens=NEW, our_blas=True)
+        for _ in range(runs)
+        for side in sides
+    ]
+    medians = medians_of(measured)
+    decodes = {side: numbers["decode_tps"] for side, numbers in medians.items()}
+    return decodes, {side: numbers["prefill_tps"] for side, numbers in medians.items()}
 
 
 def against_each(what: str, speeds: dict[str, float], wanted: dict[str, float]) -> Iterator[Row]:

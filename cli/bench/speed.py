@@ -7,13 +7,16 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from mlxgen.cli.bench.batches import BatchMeasurement
+from mlxgen.cli.bench.beams import BeamMeasurement
 from mlxgen.cli.bench.measure import Measurement
 from mlxgen.errors import OptionError
 
 REACH = 16  # tokens on either side of a context length whose durations count for it
 
 
-def medians_of(runs: Sequence[Measurement] | Sequence[BatchMeasurement]) -> dict[str, dict[str, float]]:
+def medians_of(
+    runs: Sequence[Measurement] | Sequence[BatchMeasurement] | Sequence[BeamMeasurement],
+) -> dict[str, dict[str, float]]:
     """For each side, the median of each number over its runs."""
     by_side: dict[str, list[dict[str, float]]] = {}
     for run in runs:
