@@ -87,7 +87,7 @@ def test_a_common_context_is_processed_once(model: mlxgen.Model, monkeypatch: py
     assert shapes == [(1, 40)]
 
 
-def test_no_pass_is_larger_than_fits(model: mlxgen.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_pass_is_larger_than_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(continuations, "POSITIONS_AT_ONCE", 100)
     chosen = [LONG[:n] for n in (40, 30, 12, 9, 8, 7, 3, 2)]
     alone, _ = continuations._groups([(ids, [1]) for ids in chosen], N_POSITIONS, 4)

@@ -53,9 +53,7 @@ def requests(kind: Any, *arguments: tuple[Any, ...]) -> list[Any]:
 
 
 @pytest.mark.parametrize("batch_size", ["auto", "1", 4])
-def test_log_likelihoods_and_greedy_flags_are_those_of_hf(
-    folder: str, ours: MlxgenLM, theirs: Any, batch_size: int | str
-) -> None:
+def test_log_likelihoods_and_greedy_flags_are_those_of_hf(ours: MlxgenLM, theirs: Any, batch_size: int | str) -> None:
     greedy = mlxgen.generate(ours.model, "the frog", max_tokens=3, temperature=0, ignore_eos=True).text
     asked = requests(
         "loglikelihood",

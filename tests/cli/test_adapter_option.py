@@ -109,21 +109,8 @@ def test_an_adapter_in_the_models_place_gives_commands_that_work(tmp_path: Path,
 
 
 def test_trace_compares_the_adapter_with_the_model_without_it(model: str, adapter: str) -> None:
-    args = (
-        "trace",
-        "Far",
-        "-m",
-        model,
-        "-n",
-        "4",
-        "--greedy",
-        "--ignore-eos",
-        "--adapter",
-        adapter,
-        "--compare",
-        model,
-    )
-    record = json.loads(run(*args, "--json").stdout)
+    options = ("-m", model, "--adapter", adapter, "--compare", model, "-n", "4", "--greedy", "--ignore-eos", "--json")
+    record = json.loads(run("trace", "Far", *options).stdout)
     for name, found in (("first", mlxgen.load(model, adapter=adapter)), ("second", mlxgen.load(model))):
         expected = mlxgen.generate(found, "Far", max_tokens=4, temperature=0, ignore_eos=True)
         assert [token["id"] for token in record[name]["tokens"]] == expected.tokens

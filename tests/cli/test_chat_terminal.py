@@ -253,7 +253,7 @@ def test_a_loaded_story_is_shown(chat, dialogpt, tmp_path):
     assert "Once upon a time" in terminal.ask(f"/load {tmp_path / 'tale'}")
 
 
-def test_a_terminal_without_escape_sequences_gets_none(chat, dialogpt, tmp_path):
+def test_a_terminal_without_escape_sequences_gets_none(chat, dialogpt):
     options = ("-m", str(dialogpt), "--seed", "5", "-n", "12", "-t", "2", *ENDLESS)
     terminal = chat(*options, term="dumb")
     first = answer_of(terminal.ask("hello"))

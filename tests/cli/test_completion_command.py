@@ -103,7 +103,7 @@ def test_shells_that_show_it_are_told_what_a_name_is(home: Path) -> None:
     assert "plain,tales-4bit\tconverted" in completed("info", "tal", shell="fish")
 
 
-def test_completing_imports_nothing_heavy(tmp_path: Path) -> None:
+def test_completing_imports_nothing_heavy() -> None:
     script = (
         "import json, sys, io; sys.stdout = io.TextIOWrapper(io.BytesIO()); from mlxgen.cli.main import main\n"
         "try: main([], prog_name='mlxgen')\n"

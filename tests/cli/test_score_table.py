@@ -79,7 +79,7 @@ def test_the_table_shows_the_same_numbers(run: Callable[..., Result], scores: di
     assert run("long.txt", "--table").stdout.count("\n") == 3
 
 
-def test_json_has_the_columns_of_csv(run: Callable[..., Result], small_folder: Path) -> None:
+def test_json_has_the_columns_of_csv(run: Callable[..., Result]) -> None:
     found = json.loads(run(*TEXTS, "--json").stdout)
     *rows, total = rows_of(run(*TEXTS, "--csv"))
     assert list(found["files"][0]) == COLUMNS and list(found["total"]) == COLUMNS[1:]

@@ -145,20 +145,11 @@ def test_columns_0_is_no_width(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_bans_and_cuts_are_told_where_they_change_something(folder: Path) -> None:
-    args = (
-        PROMPT,
-        "-n",
-        "6",
-        "--no-repeat-ngram",
-        "1",
-        "--suppress-tokens",
-        "97,98",
-        "-k",
-        "off",
-        "--typical-p",
-        "0.7",
+    options = (
+        "-n 6 --no-repeat-ngram 1 --suppress-tokens 97,98 -k off --typical-p 0.7 --epsilon-cutoff 0.001"
+        " --eta-cutoff 0.01 --candidates 60"
     )
-    args = (*args, "--epsilon-cutoff", "0.001", "--eta-cutoff", "0.01", "--candidates", "60")
+    args = (PROMPT, *options.split())
     record = json.loads(run(folder, *args, "--json").stdout)
     assert record["options"]["no_repeat_ngram"] == 1 and record["options"]["suppress_tokens"] == [97, 98]
     text = run(folder, *args).stdout

@@ -62,7 +62,7 @@ def test_a_drawn_seed_is_that_of_both_models(folder: str, other: str) -> None:
 
 @pytest.mark.parametrize("columns", [40, 60, 120])
 def test_the_terminal_has_both_runs_and_marks_where_they_part(
-    folder: str, other: str, monkeypatch: pytest.MonkeyPatch, columns: int
+    folder: str, monkeypatch: pytest.MonkeyPatch, columns: int
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     args = ("-n", "8", "--compare-seed", "6", "-k", "3")

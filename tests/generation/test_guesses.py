@@ -201,7 +201,7 @@ def test_lookahead_keeps_every_text_and_a_draft_every_greedy_one(
     assert 0 <= got.accepted <= got.guesses and (plain.guesses, plain.tokens_per_pass) == (0, 1)
 
 
-def test_guesses_that_cannot_be_are_refused_before_any_work(model, short_model, tmp_path):
+def test_guesses_that_cannot_be_are_refused_before_any_work(model, short_model):
     other = tiny_gpt2(tokenizer=letter_tokenizer()).model()
     with pytest.raises(OptionError, match="a different vocabulary"):
         mlxgen.generate(model, "a", draft=other)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import mlxgen  # first, so that its BLAS is loaded before anything imports MLX  # isort: skip
@@ -85,9 +85,7 @@ def test_by_text_a_run_that_ends_its_text_does_part(model: mlxgen.Model, letters
 
 
 @pytest.mark.parametrize("prompt", ["Far away", [5, 6]], ids=["text", "ids"])
-def test_different_prompts_are_refused(
-    model: mlxgen.Model, letters: mlxgen.Model, prompt: str | Sequence[int], build_model: Callable[..., mlxgen.Model]
-) -> None:
+def test_different_prompts_are_refused(model: mlxgen.Model, prompt: str | Sequence[int]) -> None:
     first = mlxgen.trace(model, prompt, 2, seed=1)
     others = [mlxgen.trace(model, PROMPT, 2, seed=1)]
     if not isinstance(prompt, str):  # the same ids, which stand for other texts
