@@ -11,16 +11,15 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import cast
 
 import mlx.core as mx
 
-from mlxgen.errors import NumericError, OptionError, check_whole
+from mlxgen.errors import OptionError, check_whole
 from mlxgen.forked_process import check_process
 from mlxgen.model import Model
 from mlxgen.network.cache import KVCache
 from mlxgen.network.prefix_cache import continue_prefixes
-from mlxgen.scoring import HEAD_CHUNK, NOT_FINITE, look_up
+from mlxgen.scoring import look_up
 
 POSITIONS_AT_ONCE = 4096  # of a pass, padding included: more gain nothing, and a prefix's cache has to fit
 MOST_ROWS = 64
@@ -156,27 +155,13 @@ def _run(model: Model, groups: list[_Group]) -> Iterator[tuple[int, Likelihood]]
         for place in range(len(tokens) - len(text), len(tokens))
     ]
     targets = [token for row, _ in rows for _, text in row.wanted for token in text]
-    logprobs, ranks = _look_up(model, hidden.reshape(-1, hidden.shape[2])[mx.array(places)], targets)
+    logprobs, ranks = look_up(model, hidden.reshape(-1, hidden.shape[2])[mx.array(places)], targets)
     start = 0
     for row, _ in rows:
         for number, text in row.wanted:
             end = start + len(text)
             yield number, Likelihood(logprobs[start:end], ranks[start:end])
             start = end
-
-
-def _look_up(model: Model, hidden: mx.array, targets: list[int]) -> tuple[list[float], list[int]]:
-    """The log-probability and rank of each target: hidden [n, D], n targets."""
-    logprobs: list[float] = []
-    ranks: list[int] = []
-    for start in range(0, len(targets), HEAD_CHUNK):
-        end = start + HEAD_CHUNK
-        found, rank = look_up(model.decoder.head(hidden[start:end]), mx.array(targets[start:end]))
-        logprobs += cast(list[float], found.tolist())
-        ranks += cast(list[int], rank.tolist())
-    if not all(map(math.isfinite, logprobs)):
-        raise NumericError(NOT_FINITE)
-    return logprobs, ranks
 
 
 def _padded(rows: Sequence[Sequence[int]]) -> mx.array:

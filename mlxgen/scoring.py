@@ -187,13 +187,13 @@ def make_score(
     model: Model, text: str | Sequence[int], tokens: list[int], logprobs: list[float | None], ranks: list[int | None]
 ) -> Score:
     """The score of a text, given as text or ids, whose tokens have been looked up."""
-    shown = text if isinstance(text, str) else model.tokenizer.decode(tokens)
+    written = text if isinstance(text, str) else model.tokenizer.decode(tokens)
     if isinstance(text, str) and None not in logprobs:
         n_bytes = len(text.encode())
     else:
         scored = (token for token, logprob in zip(tokens, logprobs, strict=True) if logprob is not None)
         n_bytes = sum(map(model.tokenizer.token_bytes, scored))
-    return Score(shown, tokens, logprobs, ranks, n_bytes)
+    return Score(written, tokens, logprobs, ranks, n_bytes)
 
 
 def sum_scores(scores: Iterable[Score | ScoreTotal]) -> ScoreTotal:
@@ -229,22 +229,32 @@ def _score_tokens(
         if first < window.end:
             ids = mx.array([tokens[window.begin : window.end]])
             hidden = model.decoder.hidden(ids)[0]  # [L, D]
-            for start in range(first, window.end, HEAD_CHUNK):
-                stop = min(start + HEAD_CHUNK, window.end)
-                at = start - window.begin - 1  # the position that predicts token `start`
-                logits = model.decoder.head(hidden[at : at + stop - start])
-                found, rank = look_up(logits.astype(mx.float32), mx.array(tokens[start:stop]))
-                logprobs[start:stop] = cast(list[float], found.tolist())
-                ranks[start:stop] = cast(list[int], rank.tolist())
+            before = hidden[first - window.begin - 1 : -1]  # of the positions that predict the tokens from `first` on
+            logprobs[first : window.end], ranks[first : window.end] = look_up(model, before, tokens[first : window.end])
             mx.clear_cache()
         if progress:
             progress(max(window.end - skip, 0), n - skip)
-    if any(logprob is not None and not math.isfinite(logprob) for logprob in logprobs):
-        raise NumericError(NOT_FINITE)
     return logprobs[skip:], ranks[skip:]
 
 
-def look_up(logits: mx.array, targets: mx.array) -> tuple[mx.array, mx.array]:
+def look_up(model: Model, hidden: mx.array, targets: list[int]) -> tuple[list[float], list[int]]:
+    """The log-probability and rank of each target, from the hidden state of the position before it: hidden [n, D].
+
+    Raises NumericError for logits that are not finite.
+    """
+    logprobs: list[float] = []
+    ranks: list[int] = []
+    for start in range(0, len(targets), HEAD_CHUNK):
+        end = start + HEAD_CHUNK
+        found, rank = _look_up(model.decoder.head(hidden[start:end]), mx.array(targets[start:end]))
+        logprobs += cast(list[float], found.tolist())
+        ranks += cast(list[int], rank.tolist())
+    if not all(map(math.isfinite, logprobs)):
+        raise NumericError(NOT_FINITE)
+    return logprobs, ranks
+
+
+def _look_up(logits: mx.array, targets: mx.array) -> tuple[mx.array, mx.array]:
     """The log-probability and rank of each target (from 1, ties to the lower id): [L, V], [L] -> [L] each."""
     own = mx.take_along_axis(logits, targets[:, None], axis=-1)  # [L, 1]
     better = mx.sum(logits > own, axis=-1)
