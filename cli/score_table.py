@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import mlxgen
 from mlxgen.cli.jsonl.input_file import STANDARD
-from mlxgen.cli.jsonl.score_lines import SCORE_OPTIONS, Asked, input_of_lines, read_line
+from mlxgen.cli.jsonl.score_lines import ACCURACIES, SCORE_OPTIONS, Asked, input_of_lines, read_line
 from mlxgen.cli.options import open_model
 from mlxgen.cli.output import stdout_is_terminal, write, write_json
 from mlxgen.cli.progress import ProgressBar, progress_bar
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # The columns of CSV, and the keys of JSON beside `file`. Those of questions are empty where there is none, and the
 # others where there is no text.
 OF_TEXTS = ("texts", "n_scored", "n_bytes", "total", "loss", "bits_per_byte", "perplexity")
-OF_QUESTIONS = ("questions", "acc", "acc_norm", "acc_bytes")
+OF_QUESTIONS = ("questions", *ACCURACIES)
 # The columns of the table for people: heading, entry, format.
 SHOWN = (
     ("tokens", "n_scored", "{:,}"),
