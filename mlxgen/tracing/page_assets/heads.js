@@ -11,7 +11,7 @@ function renderAttention(step) {
   const [, , weights] = step.attention[lookedAt];
   const heads = el("select", { id: `head${suffix}` }, step.attention.map(([layer, head], i) => el("option", { value: i, selected: i === lookedAt }, `layer ${layer}, head ${head}`)));
   heads.addEventListener("change", () => { look(Number(heads.value)); $("head").focus(); });
-  const held = step.cache.held.flatMap(([a, b]) => Array.from({ length: b - a }, (_, i) => a + i));
+  const held = heldBy(step);
   const most = Math.max(...weights, 1);
   const order = held.map((_, i) => i).sort((a, b) => weights[b] - weights[a]).slice(0, 60).sort((a, b) => a - b);
   const chips = el("div", { class: "chips" }, order.map((i) =>
@@ -24,6 +24,9 @@ function renderAttention(step) {
     one, chips);
   return drawHeads();
 }
+
+/** The places in the context of the tokens in the cache, in the order of a head's weights. */
+const heldBy = (step) => step.cache.held.flatMap(([a, b]) => Array.from({ length: b - a }, (_, i) => a + i));
 
 /** The number of heads in a layer, if every head of every layer was recorded; otherwise 0. */
 function columns(step) {
@@ -113,7 +116,7 @@ function hover(i) {
   if (i != null) {
     const [layer, head, weights] = steps[at].attention[i];
     const most = weights.indexOf(Math.max(...weights));
-    const held = steps[at].cache.held.flatMap(([a, b]) => Array.from({ length: b - a }, (_, k) => a + k));
+    const held = heldBy(steps[at]);
     grid.title = `layer ${layer}, head ${head}: most on ${spoken(everything[held[most]])}, ${(weights[most] / 10).toFixed(1)}%`;
   }
   drawHeads();
