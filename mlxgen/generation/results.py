@@ -92,10 +92,10 @@ class Generation:
 
     def _repr_html_(self) -> str:
         """For notebooks: the text, with each token's probability and candidates on hover."""
-        prompt = self.prompt if isinstance(self.prompt, str) else ""
-        notes = ["\n".join(f"  {c.text!r} {100 * c.probability:.3g} %" for c in row) for row in self.candidates]
         from mlxgen.generation.notebook import answer_html
 
+        prompt = self.prompt if isinstance(self.prompt, str) else ""
+        notes = ["\n".join(f"  {c.text!r} {100 * c.probability:.3g} %" for c in row) for row in self.candidates]
         return answer_html(prompt, self.pieces, self.logprobs, [f"\n{note}" for note in notes])
 
     @property
