@@ -140,7 +140,7 @@ def write_model(folder: Path, layout: str, sizes: dict[str, int], dtype: mx.Dtyp
         else:
             values = 0.1 * values + (("ln_" in name) and name.endswith("weight"))
         stored = values.T if layout != "model." and name.endswith(PRODUCTS) else values
-        prefix = {"bare": "", "transformer.": "transformer.", "model.": "model."}[layout]
+        prefix = "" if layout == "bare" else layout
         weights[prefix + name.removeprefix("model.")] = mx.array(np.ascontiguousarray(stored, np.float32)).astype(dtype)
     mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})
     (folder / "config.json").write_text(json.dumps(entries))
