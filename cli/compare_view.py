@@ -6,9 +6,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mlxgen.cli.output import escaped, visible
+from mlxgen.cli.output import visible
 from mlxgen.cli.terminal_console import TerminalConsole
-from mlxgen.cli.trace_view import percent, power
+from mlxgen.cli.trace_view import percent, print_end
 from mlxgen.tracing.parting import Parting, parting
 from mlxgen.tracing.record import Trace, TracedStep
 
@@ -31,12 +31,8 @@ def print_comparison(first: Trace, second: Trace, *, candidates: int) -> None:
     if place is not None and place.first is not None and place.second is not None:
         console.print()
         console.print(_candidates(console, first.steps[place.first], second.steps[place.second], candidates))
-    prompt = first.prompt if isinstance(first.prompt, str) else "".join(token.text for token in first.prompt_tokens)
     for name, run in zip(NAMES, runs, strict=True):
-        console.rule(f"Text of {name}", align="left", characters="─")
-        console.print(Text(escaped(prompt)).append(escaped(run.text), style="bold"))
-        total = run.steps[-1].total_logprob if run.steps else 0.0
-        console.print(f"({run.finish_reason}; seed {run.seed}; {power(total)})", style="dim")
+        print_end(console, run, f"Text of {name}")
 
 
 def _steps(console: Console, runs: tuple[Trace, Trace], place: Parting | None) -> Table:

@@ -46,7 +46,7 @@ def print_trace(trace: Trace, *, candidates: int, pause: bool) -> None:
             click.echo(err=True)
             if key in ("q", "Q"):
                 return
-    _print_end(console, trace)
+    print_end(console, trace)
 
 
 def _print_step(console: Console, trace: Trace, step: TracedStep, candidates: int) -> None:
@@ -235,8 +235,9 @@ def _append(trace: Trace, step: TracedStep) -> Text:
     return text
 
 
-def _print_end(console: Console, trace: Trace) -> None:
-    console.rule("Text", align="left", characters="─")
+def print_end(console: Console, trace: Trace, title: str = "Text") -> None:
+    """Print the whole text, how it ended, and its probability."""
+    console.rule(title, align="left", characters="─")
     prompt = "".join(token.text for token in trace.prompt_tokens) if not isinstance(trace.prompt, str) else trace.prompt
     console.print(Text(escaped(prompt)).append(escaped(trace.text), style="bold"))
     console.print(f"({trace.finish_reason}; seed {trace.seed}; {power(_total(trace))})", style="dim")
