@@ -122,8 +122,8 @@ def convert(
         stored_as = gguf_type(weights, target_format)
         target = _free(default_output(source, to, target_format, stored_as, adapter=adapter), to, force=force)
     _check_not_source(target, checkpoint)
-    with reading(checkpoint.folder if vocab is None else str(vocab)):
-        given = None if vocab is None else str(vocab)
+    given = None if vocab is None else str(vocab)
+    with reading(checkpoint.folder if given is None else given):
         files, tokenizer = _tokenizer(checkpoint, opened, model_config.vocab_size, given)
     for note in (*layout.notes, *(mlx_lm_limits(model_config) if to == MLX else ())):
         add_warning(note)

@@ -47,9 +47,11 @@ class Conversion:
         """The record as `mlxgen convert --json` prints it."""
         q = self.quantization
         v = self.verification
-        names = ("source", "kind", "n_parameters", "bytes_before")
         return {
-            **{name: getattr(self, name) for name in names},
+            "source": self.source,
+            "kind": self.kind,
+            "n_parameters": self.n_parameters,
+            "bytes_before": self.bytes_before,
             "to": self.to,
             "folder": str(self.folder),
             "name": self.name,
