@@ -54,6 +54,12 @@ class Browser:
     def open(self, path: Path) -> None:
         self._call("/url", {"url": path.as_uri()})
 
+    def show(self, text: str, folder: Path) -> None:
+        """Open a page, which is written into the folder."""
+        file = folder / "page.html"
+        file.write_text(text, encoding="utf-8")
+        self.open(file)
+
     def js(self, script: str, *args: Any) -> Any:
         return self._call("/execute/sync", {"script": script, "args": list(args)})
 

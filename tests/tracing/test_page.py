@@ -147,9 +147,7 @@ def test_few_candidates_are_told_as_what_they_are(browser: Browser, big_model: m
     record = mlxgen.trace(big_model, PROMPT, 4, seed=3, candidates=10, temperature=1.5, top_k=None, ignore_eos=True)
     step = record.steps[-1]
     assert step.chosen.rank > 11 and len(step.candidates) == 11
-    file = tmp_path / "page.html"
-    file.write_text(page(record), encoding="utf-8")
-    browser.open(file)
+    browser.show(page(record), tmp_path)
     browser.click(f"#tokens button[data-step='{step.index}']")
     assert f"rank {step.chosen.rank:,} of 50,257" in browser.text("#detail")
     assert browser.js("return document.getElementById('top-k').max") == "11"
@@ -265,9 +263,7 @@ def test_the_page_computes_every_rule_as_the_run_did(
     """Also what a ban removed: it is among the candidates, and stays cut whatever the controls say."""
     text = PROMPT + PROMPT
     record = mlxgen.trace(big_model, text, 6, seed=4, ignore_eos=True, greedy_path=False, **options)
-    file = tmp_path / "page.html"
-    file.write_text(page(record), encoding="utf-8")
-    browser.open(file)
+    browser.show(page(record), tmp_path)
     browser.click("#more")
     bans = 0
     for step in record.steps:
@@ -381,7 +377,5 @@ def test_a_hostile_prompt_shows_as_text(
 
 
 def test_a_trace_without_steps_says_so(browser: Browser, model: mlxgen.Model, tmp_path: Path) -> None:
-    file = tmp_path / "page.html"
-    file.write_text(page(mlxgen.trace(model, [5] * 64)), encoding="utf-8")
-    browser.open(file)
+    browser.show(page(mlxgen.trace(model, [5] * 64)), tmp_path)
     assert "No token was generated" in browser.text("#tokens") and browser.console() == []

@@ -142,9 +142,7 @@ def test_the_pointer_is_told_what_a_head_attends_to_most(opened: Browser, trace:
 
 
 def test_some_heads_are_no_grid(browser: Browser, model: mlxgen.Model, tmp_path: Path) -> None:
-    file = tmp_path / "page.html"
-    file.write_text(page(mlxgen.trace(model, PROMPT, 2, seed=1, attention=[(0, 0), (1, 1)])), encoding="utf-8")
-    browser.open(file)
+    browser.show(page(mlxgen.trace(model, PROMPT, 2, seed=1, attention=[(0, 0), (1, 1)])), tmp_path)
     assert browser.js("return document.querySelectorAll('#attention canvas').length") == 0
     assert browser.js("return document.getElementById('head').length") == 2
 
@@ -157,9 +155,7 @@ def test_text_has_a_contrast_of_4_5_to_1(opened: Browser, dark: bool) -> None:
 
 def test_a_dropped_token_has_no_bar(browser: Browser, model: mlxgen.Model, tmp_path: Path) -> None:
     trace = mlxgen.trace(model, PROMPT, 6, seed=1, attention="all", max_kv_size=9, keep=2, ignore_eos=True)
-    file = tmp_path / "page.html"
-    file.write_text(page(trace), encoding="utf-8")
-    browser.open(file)
+    browser.show(page(trace), tmp_path)
     browser.click("#tokens button[data-step='5']")
     assert browser.js("return document.querySelectorAll('#attention .chip').length") == 9
     assert browser.console() == []

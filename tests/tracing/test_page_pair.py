@@ -137,9 +137,7 @@ def test_runs_of_other_tokenizers_are_at_the_same_place_of_the_text(
     second = mlxgen.trace(letters, PROMPT, 9, seed=1, ignore_eos=True)
     place = parting(first, second)
     assert place is not None and place.by == "text"
-    file = tmp_path / "page.html"
-    file.write_text(page(first, second), encoding="utf-8")
-    browser.open(file)
+    browser.show(page(first, second), tmp_path)
     assert current(browser) == [place.first, place.second]
     assert "’s choice had" not in browser.text("#parting-says")
     browser.keys("\ue010")
@@ -149,9 +147,7 @@ def test_runs_of_other_tokenizers_are_at_the_same_place_of_the_text(
 
 def test_runs_that_do_not_part_say_so(browser: Browser, model: mlxgen.Model, tmp_path: Path) -> None:
     run = mlxgen.trace(model, PROMPT, 3, seed=1)
-    file = tmp_path / "page.html"
-    file.write_text(page(run, run), encoding="utf-8")
-    browser.open(file)
+    browser.show(page(run, run), tmp_path)
     assert "do not part" in browser.text("#parting-says")
     assert browser.js("return document.getElementById('parting-go').hidden")
 
@@ -161,9 +157,7 @@ def test_a_run_without_steps_beside_one_with_steps(browser: Browser, model: mlxg
     whole = model.tokenizer.encode(PROMPT)[:8]
     runs = mlxgen.trace(short, whole, 3, seed=1), mlxgen.trace(model, whole, 3, seed=1)
     assert not runs[0].steps and runs[1].steps
-    file = tmp_path / "page.html"
-    file.write_text(page(*runs), encoding="utf-8")
-    browser.open(file)
+    browser.show(page(*runs), tmp_path)
     assert "No token was generated" in browser.text("#tokens")
     assert current(browser) == [0] and browser.console() == []
 
