@@ -161,9 +161,8 @@ def _runs(
 
     for _ in range(runs):
         for side in sides:
-            of_ours = dtype if side == "mlxgen" else None
             yield measure_batch(
-                side, folder, batch_size=rows, lengths=(length, length), new_tokens=new_tokens, dtype=of_ours
+                side, folder, batch_size=rows, lengths=(length, length), new_tokens=new_tokens, dtype=dtype
             )
 
 
