@@ -188,14 +188,14 @@ def check_options(**options: Unpack[Options]) -> Request:
         raise OptionError(f"unknown option {min(unknown)!r}; {way_out(min(unknown), Options.__annotations__)}")
     own = {name: given[name] for name in OWN if name in given}
     own["seed"] = checked_seed(own.get("seed"))
-    check_whole("max_tokens", own.get("max_tokens", MAX_TOKENS), 1)
+    max_tokens = own.get("max_tokens", MAX_TOKENS)
+    check_whole("max_tokens", max_tokens, 1)
     check_whole("logprobs", own.get("logprobs", 0), 0)
     own["stop"] = StopText(own.get("stop", ())).stops
     own["logits_processors"] = _processors(own.get("logits_processors") or ())
     _check_flag("ignore_eos", own.get("ignore_eos", False))
     _check_guessing(own.get("lookahead", False), own.get("draft"))
     sampling = Sampling(**{name: given[name] for name in SAMPLING if name in given})
-    max_tokens = own.get("max_tokens", MAX_TOKENS)
     if (sampling.min_tokens or 0) > max_tokens:
         raise OptionError(f"min_tokens must be at most max_tokens ({max_tokens}), not {sampling.min_tokens}")
     return Request(
