@@ -142,6 +142,11 @@ def open_model(given: Mapping[str, Any]) -> Model:
         )
 
 
+def open_second_model(given: Mapping[str, Any], name: str) -> Model:
+    """Another model than that of `model_options`, whose --revision and --adapter are not for it."""
+    return open_model({**given, "model": name, "revision": None, "adapter": None})
+
+
 @contextmanager
 def warnings_as_lines(quiet: bool = False) -> Iterator[None]:
     """Print each ModelWarning as one line to standard error."""
@@ -167,7 +172,7 @@ def open_draft(given: Mapping[str, Any], request: Request, model: Model) -> Requ
         return request
     from mlxgen.generation.draft import check_vocabulary
 
-    draft = open_model({**given, "model": given["draft"], "revision": None, "adapter": None})
+    draft = open_second_model(given, given["draft"])
     check_vocabulary(model, draft)
     return replace(request, draft=draft)
 

@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from mlxgen.cli.completion import complete_model
-from mlxgen.cli.options import check_request, generation_options, ids_option, model_options, open_model, quiet_option
+from mlxgen.cli.options import (
+    check_request,
+    generation_options,
+    ids_option,
+    model_options,
+    open_model,
+    open_second_model,
+    quiet_option,
+)
 from mlxgen.cli.output import chatty, say, size, write_json
 from mlxgen.cli.progress import prefill_bar
 from mlxgen.cli.prompt import read_prompt_or_ids
@@ -116,10 +124,8 @@ def trace(ctx: click.Context, /, prompt: str | None, **given: Any) -> None:
     heads: Heads = ALL if ALL in given["attention"] else given["attention"]
     runs = [(open_model(given), request)]
     if second is not None:
-        named = given["compare"]
-        runs.append(
-            (open_model({**given, "model": named, "revision": None, "adapter": None}) if named else runs[0][0], second)
-        )
+        other = given["compare"]
+        runs.append((open_second_model(given, other) if other else runs[0][0], second))
     for model, _ in runs:
         checked_heads(model, heads)
     records = [
