@@ -111,7 +111,7 @@ def convert(
     with naming_hidden_model(source), reading(source):
         checkpoint = open_checkpoint(source, revision=revision, config=None if config is None else Path(config))
         model_config, layout = _matched(checkpoint)
-    weights = decoder_weights(model_config, layout, lambda part: checkpoint.tensors[part.name].read())
+    weights = decoder_weights(model_config, layout, checkpoint.read)
     if opened is not None:
         with reading(opened.folder):
             weights = merge(weights, opened, add_warning)

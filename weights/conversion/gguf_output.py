@@ -73,5 +73,5 @@ def _compare(weights: DecoderWeights, tokenizer: Tokenizer, file: Path, target: 
 def _decoder(checkpoint: Checkpoint) -> GPT2:
     config = GPT2Config.from_dict(checkpoint.entries)
     layout = match(checkpoint.stored, config, checkpoint.settings)
-    weights = decoder_weights(config, layout, lambda part: checkpoint.tensors[part.name].read())
+    weights = decoder_weights(config, layout, checkpoint.read)
     return build_decoder(weights, packed=False)

@@ -10,6 +10,7 @@ from typing import Any
 import mlx.core as mx
 
 from mlxgen.weights.files.headers import StoredTensor
+from mlxgen.weights.layouts import ParameterSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,3 +42,7 @@ class Checkpoint:
     @property
     def stored(self) -> dict[str, StoredTensor]:
         return {name: tensor.stored for name, tensor in self.tensors.items()}
+
+    def read(self, source: ParameterSource) -> mx.array:
+        """The tensor that a parameter comes from."""
+        return self.tensors[source.name].read()

@@ -65,9 +65,9 @@ def open_checkpoint(source: str, *, revision: str | None = None, config: Path | 
 def _open_local_folder(folder: Path, config: Path | None) -> Checkpoint:
     """A model folder, or the folder of a training run with one file of weights."""
     check_not_adapter(folder)
+    own = folder / "config.json"
     if not has_safetensors(folder) and not has_torch_weights(folder):
         if states := find_states(folder):
-            own = folder / "config.json"
             return replace(_open_file(states, config or (own if own.is_file() else None)), folder=folder)
         if index := find_checkpoint(folder):
             return open_release(index, config)
@@ -75,7 +75,6 @@ def _open_local_folder(folder: Path, config: Path | None) -> Checkpoint:
         if not files and (found := sorted(folder.glob("*.gguf")) or sorted(folder.glob(FLAX_WEIGHTS))):
             return _open_file(_only(found), config)
         files = [path for path in files if path.name in ("ckpt.pt", "model.pt", "last.ckpt")] or files
-        own = folder / "config.json"
         if files and (config or not own.is_file() or isinstance(read_json(own).get("model"), dict)):
             return _open_file(_only(files), config)
     if config is None or not any(folder.iterdir()):
