@@ -26,11 +26,6 @@ class BeamCache:
         self._step = BeamStep(mx.ones((beams, self._position), mx.bool_), mx.full((1, beams), self._position))
         self.layers = [BeamCacheLayer(self._step, layer) for layer in prompt]
 
-    @property
-    def nbytes(self) -> int:
-        """Memory of the keys and values, in bytes."""
-        return sum(layer.entries.nbytes for layer in self.layers)
-
     def begin_step(self, parents: mx.array) -> None:
         """Let each beam go on from the text of another: parents int [beams], any of them several times or never."""
         own, step = mx.arange(self._beams), self._step
