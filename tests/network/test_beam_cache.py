@@ -39,6 +39,5 @@ def test_the_prompt_is_there_once_and_each_step_adds_an_entry_per_beam(model: Mo
         cache.begin_step(mx.array([0, 0, 1, 1]))
         mx.eval(model.decoder(mx.array([[1, 2, 3, 4]]), cache.layers))
     assert [layer.entries.offset for layer in cache.layers] == [40 + 5 * 4] * model.config.n_layer
-    assert (
-        sum(layer.entries.nbytes for layer in cache.layers) == before
-    )  # within the room that the prompt's own cache had
+    after = sum(layer.entries.nbytes for layer in cache.layers)
+    assert after == before  # within the room that the prompt's own cache had
