@@ -10,7 +10,7 @@ from mlxgen.errors import ModelError, printable
 from mlxgen.installation import install_command
 from mlxgen.json_file import read_json
 from mlxgen.lfs_pointer import check_not_pointer
-from mlxgen.weights.files.recognition import PYTORCH, inner_models, recognise_file, recognise_folder
+from mlxgen.weights.files.recognition import PYTORCH, folders_with, inner_models, recognise_file, recognise_folder
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -198,4 +198,4 @@ def unused_adapter(folder: Path) -> str | None:
 
 def inner_adapters(folder: Path) -> list[Path]:
     """The folders in this one that hold an adapter, such as checkpoints of a training run."""
-    return sorted((path.parent for path in folder.glob(f"*/{ADAPTER_CONFIG}")), key=lambda path: path.stat().st_mtime)
+    return folders_with(folder, [f"*/{ADAPTER_CONFIG}"])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shlex
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -275,5 +275,10 @@ def recognise_folder(folder: Path) -> tuple[Kind, Path] | None:
 def inner_models(folder: Path) -> list[Path]:
     """The folders in this one that have a config: checkpoints of a training run, or revisions in a cache."""
     names = ("*/config.json", "snapshots/*/config.json", "*/hparams.json")  # the last of OpenAI's, and of gpt-2-simple
-    places = [path for name in names for path in folder.glob(name)]
-    return sorted((path.parent for path in places), key=lambda path: path.stat().st_mtime)
+    return folders_with(folder, names)
+
+
+def folders_with(folder: Path, names: Sequence[str]) -> list[Path]:
+    """The folders in this one that hold a file of one of these names, the oldest first."""
+    places = [path.parent for name in names for path in folder.glob(name)]
+    return sorted(places, key=lambda place: place.stat().st_mtime)
