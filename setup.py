@@ -8,7 +8,7 @@ threads = ["-pthread"]
 sgemm = Extension(
     "mlxgen._sgemm",
     ["mlxgen/sgemm.c", "mlxgen/few_rows.c"],
-    depends=["mlxgen/few_rows.h", "mlxgen/few_rows_dots.h"],
+    depends=["mlxgen/few_rows.h", "mlxgen/few_rows_dots.h", "mlxgen/few_rows_columns.h"],
     extra_compile_args=["-O3", *threads],
     extra_link_args=threads,
     optional=True,

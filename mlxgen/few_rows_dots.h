@@ -63,6 +63,3 @@ TARGET static void DOTS(int rows, int columns, int size, const float *x, size_t 
 #undef VECTOR
 #undef DOTS_OF
 #undef DOTS
-#undef TARGET
-#undef LANES
-#undef SUMS

@@ -1,10 +1,9 @@
 /* cblas_sgemm as MLX calls it: fast for few rows, and beside other busy processes.
 
    OpenBLAS's sgemm copies a matrix before it multiplies. For few rows that takes longer than the product itself. So one
-   row goes to its sgemv, which reads the matrix where it lies, and several go to few_rows.c. OpenBLAS's threads split a
-   product into equal parts and wait for each other without sleeping, so one busy neighbour stalls them all. Here
-   OpenBLAS computes on one thread, and the threads of this file take small blocks of a product, whoever is free the
-   next one.
+   row goes to its sgemv, which reads the matrix where it lies. Several rows go to few_rows.c. OpenBLAS's threads split a product into equal parts and wait for each other
+   without sleeping, so one busy neighbour stalls them all. Here OpenBLAS computes on one thread, and the threads of this
+   file take small blocks of a product, whoever is free the next one.
 
    mlxgen/blas.py loads this library before OpenBLAS and MLX, and passes it OpenBLAS's functions. */
 
@@ -42,7 +41,7 @@ typedef struct {
 
 static gemm_t *gemm;
 static gemv_t *gemv;
-static int n_threads = 1, most_rows; /* most_rows: up to this many go to few_rows.c, if the matrix lies as [out, in] */
+static int n_threads = 1, most_rows; /* most_rows: up to this many go to few_rows.c */
 
 static pthread_mutex_t user = PTHREAD_MUTEX_INITIALIZER; /* held by the thread whose product is shared */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of what follows */
@@ -76,7 +75,9 @@ static void multiply(const product *p)
 {
     int at = p->at, bt = p->bt, empty = p->m <= 0 || p->n <= 0 || p->k <= 0;
     if (!empty && !at && bt && p->m > 1 && p->m <= most_rows)
-        multiply_few_rows(p->m, p->n, p->k, p->alpha, p->a, p->lda, p->b, p->ldb, p->beta, p->c, p->ldc);
+        multiply_few_rows_out_in(p->m, p->n, p->k, p->alpha, p->a, p->lda, p->b, p->ldb, p->beta, p->c, p->ldc);
+    else if (!empty && !at && !bt && p->m > 1 && p->m <= most_rows)
+        multiply_few_rows_in_out(p->m, p->n, p->k, p->alpha, p->a, p->lda, p->b, p->ldb, p->beta, p->c, p->ldc);
     else if (!empty && p->m <= (bt ? FEW : 1))
         vectors(p->m, p->n, p->k, p->alpha, p->b, bt ? NO_TRANS : TRANS, p->ldb, p->a, at ? 1 : p->lda, at ? p->lda : 1,
                 p->beta, p->c, p->ldc, 1);
