@@ -1,7 +1,8 @@
 /* cblas_sgemm as MLX calls it: fast for few rows, and beside other busy processes.
 
    OpenBLAS's sgemm copies a matrix before it multiplies. For few rows that takes longer than the product itself. So one
-   row goes to its sgemv, which reads the matrix where it lies. Several rows go to few_rows.c. OpenBLAS's threads split a product into equal parts and wait for each other
+   row goes to its sgemv, which reads the matrix where it lies. Several rows go to few_rows.c, and so does one row times
+   the few columns of a head's values. OpenBLAS's threads split a product into equal parts and wait for each other
    without sleeping, so one busy neighbour stalls them all. Here OpenBLAS computes on one thread, and the threads of this
    file take small blocks of a product, whoever is free the next one.
 
@@ -17,6 +18,7 @@ enum { ROW_MAJOR = 101, NO_TRANS = 111, TRANS = 112 };
 enum {
     FEW = 8,             /* up to this many rows go to sgemv where few_rows.c does not take them */
     CACHED = 32 * 1024,  /* numbers of a matrix that stay in a core's cache while each of the few rows reads them */
+    HEAD = 128,          /* up to so wide are the values of an attention head: see is_of_a_head */
     LEAST = 512 * 1024,  /* multiplications from which a product is shared between threads */
     BLOCKS = 4,          /* blocks for each thread: enough to even out what a neighbour takes */
     WIDEST = 192,        /* rows or columns of a block whose copying no longer counts */
@@ -173,14 +175,32 @@ static void share(product p)
     pthread_mutex_unlock(&user);
 }
 
+/* A product of one column as one of one row: C^T = op(B)^T op(A)^T. */
+static product in_one_row(product p)
+{
+    return (product){!p.bt, !p.at, 1, p.m, p.k, p.alpha, p.b, p.ldb, p.a, p.lda, p.beta, p.c, p.m};
+}
+
+/* Whether p is one row of probabilities times the values of an attention head. sgemv is slower for so few columns. */
+static int is_of_a_head(const product *p)
+{
+    return p->m == 1 && p->k > 0 && (!p->at || p->lda == 1) && !p->bt && p->n > 0 && p->n <= HEAD && p->n % 16 == 0 &&
+           (double)p->n * p->k < LEAST && most_rows > 0;
+}
+
 void cblas_sgemm(int order, int transa, int transb, int m, int n, int k, float alpha, const float *a, int lda,
                  const float *b, int ldb, float beta, float *c, int ldc)
 {
     int at = transa != NO_TRANS, bt = transb != NO_TRANS;
-    if (order == ROW_MAJOR)
-        share((product){at, bt, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc});
-    else /* C^T = B^T A^T, with the same numbers in the same places */
-        share((product){bt, at, n, m, k, alpha, b, ldb, a, lda, beta, c, ldc});
+    product p = {at, bt, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc};
+    if (order != ROW_MAJOR) /* C^T = B^T A^T, with the same numbers in the same places */
+        p = (product){bt, at, n, m, k, alpha, b, ldb, a, lda, beta, c, ldc};
+    if (p.n == 1 && p.ldc == 1)
+        p = in_one_row(p);
+    if (is_of_a_head(&p))
+        multiply_few_rows_in_out(1, p.n, p.k, p.alpha, p.a, 0, p.b, p.ldb, p.beta, p.c, 0);
+    else
+        share(p);
 }
 
 /* Use these functions of OpenBLAS, and as many threads. Called once, before any product. */

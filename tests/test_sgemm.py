@@ -89,6 +89,17 @@ def test_some_rows_times_a_matrix_that_lies_as_in_and_out(m: int) -> None:
             sgemm(ROW_MAJOR, NO_TRANS, NO_TRANS, m, n, k, alpha, beta, room=3)
 
 
+@pytest.mark.parametrize("width", [15, 16, 48, 64, 80, 128, 144])
+@pytest.mark.parametrize("tb", [NO_TRANS, TRANS])
+def test_one_row_times_the_values_or_keys_of_a_head(width: int, tb: int) -> None:
+    """And one column: MLX swaps the two where it likes. A transposed row has room between its numbers, or none."""
+    for positions, (alpha, beta), room in itertools.product((1, 63, 64, 65, 300), ((1.0, 0.0), (-0.5, 0.75)), (0, 3)):
+        n, k = (width, positions) if tb == NO_TRANS else (positions, width)
+        for ta, order in itertools.product((NO_TRANS, TRANS), (ROW_MAJOR, COL_MAJOR)):
+            sgemm(order, ta, tb, 1, n, k, alpha, beta, room)
+            sgemm(order, ta, tb, n, 1, k, alpha, beta, room)
+
+
 def product(x: np.ndarray, w: np.ndarray, y: np.ndarray) -> np.ndarray:
     """0.3 x w + 0.7 y, where x, w and y may be slices of larger matrices."""
     result, f = y.copy(), ctypes.c_float
