@@ -19,6 +19,7 @@ enum {
 
 typedef float four __attribute__((vector_size(16)));
 typedef void dots_t(int, int, int, const float *, size_t, const float *, size_t, const float *, float[TILE][TILE]);
+typedef void row_t(int, int, float, const float *, const float *, size_t, float, float *);
 typedef void columns_t(int, int, int, float, const float *, size_t, const float *, size_t, float, float *, size_t);
 
 #if defined(__x86_64__)
@@ -47,6 +48,7 @@ typedef void columns_t(int, int, int, float, const float *, size_t, const float 
 #endif
 
 static dots_t *dots;
+static row_t *row;
 static columns_t *columns;
 
 int most_few_rows(void)
@@ -54,15 +56,15 @@ int most_few_rows(void)
 #if defined(__x86_64__)
     __builtin_cpu_init();
     if (__builtin_cpu_supports("avx512f")) {
-        dots = avx512_dots, columns = avx512_columns;
+        dots = avx512_dots, row = avx512_dots_row, columns = avx512_columns;
         return 64;
     }
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
-        dots = avx2_dots, columns = avx2_columns;
+        dots = avx2_dots, row = avx2_dots_row, columns = avx2_columns;
         return 32;
     }
 #elif defined(__aarch64__)
-    dots = neon_dots, columns = neon_columns;
+    dots = neon_dots, row = neon_dots_row, columns = neon_columns;
     return 16;
 #endif
     return 0;
@@ -71,6 +73,10 @@ int most_few_rows(void)
 void multiply_few_rows_out_in(int rows, int out, int in, float alpha, const float *x, int x_row, const float *w,
                               int w_row, float beta, float *y, int y_row)
 {
+    if (rows == 1) {
+        row(out, in, alpha, x, w, w_row, beta, y);
+        return;
+    }
     for (int start = 0; start < in; start += PART) {
         int size = in - start < PART ? in - start : PART;
         for (int o = 0; o < out; o += TILE)

@@ -2,7 +2,7 @@
 
    OpenBLAS's sgemm copies a matrix before it multiplies. For few rows that takes longer than the product itself. So one
    row goes to its sgemv, which reads the matrix where it lies. Several rows go to few_rows.c, and so does one row times
-   the few columns of a head's values. OpenBLAS's threads split a product into equal parts and wait for each other
+   the keys or values of an attention head. OpenBLAS's threads split a product into equal parts and wait for each other
    without sleeping, so one busy neighbour stalls them all. Here OpenBLAS computes on one thread, and the threads of this
    file take small blocks of a product, whoever is free the next one.
 
@@ -18,7 +18,7 @@ enum { ROW_MAJOR = 101, NO_TRANS = 111, TRANS = 112 };
 enum {
     FEW = 8,             /* up to this many rows go to sgemv where few_rows.c does not take them */
     CACHED = 32 * 1024,  /* numbers of a matrix that stay in a core's cache while each of the few rows reads them */
-    HEAD = 128,          /* up to so wide are the values of an attention head: see is_of_a_head */
+    HEAD = 128,          /* up to so wide are the keys and values of an attention head: see is_of_a_head */
     LEAST = 512 * 1024,  /* multiplications from which a product is shared between threads */
     BLOCKS = 4,          /* blocks for each thread: enough to even out what a neighbour takes */
     WIDEST = 192,        /* rows or columns of a block whose copying no longer counts */
@@ -181,10 +181,11 @@ static product in_one_row(product p)
     return (product){!p.bt, !p.at, 1, p.m, p.k, p.alpha, p.b, p.ldb, p.a, p.lda, p.beta, p.c, p.m};
 }
 
-/* Whether p is one row of probabilities times the values of an attention head. sgemv is slower for so few columns. */
+/* Whether p is one row times the keys or values of an attention head. sgemv is slower for matrices so narrow. */
 static int is_of_a_head(const product *p)
 {
-    return p->m == 1 && p->k > 0 && (!p->at || p->lda == 1) && !p->bt && p->n > 0 && p->n <= HEAD && p->n % 16 == 0 &&
+    int width = p->bt ? p->k : p->n, fits = p->bt || width % 16 == 0;
+    return p->m == 1 && p->n > 0 && p->k > 0 && (!p->at || p->lda == 1) && width <= HEAD && fits &&
            (double)p->n * p->k < LEAST && most_rows > 0;
 }
 
@@ -197,7 +198,9 @@ void cblas_sgemm(int order, int transa, int transb, int m, int n, int k, float a
         p = (product){bt, at, n, m, k, alpha, b, ldb, a, lda, beta, c, ldc};
     if (p.n == 1 && p.ldc == 1)
         p = in_one_row(p);
-    if (is_of_a_head(&p))
+    if (is_of_a_head(&p) && p.bt)
+        multiply_few_rows_out_in(1, p.n, p.k, p.alpha, p.a, 0, p.b, p.ldb, p.beta, p.c, 0);
+    else if (is_of_a_head(&p))
         multiply_few_rows_in_out(1, p.n, p.k, p.alpha, p.a, 0, p.b, p.ldb, p.beta, p.c, 0);
     else
         share(p);
