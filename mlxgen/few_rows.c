@@ -1,9 +1,9 @@
 /* The product of some rows with a matrix that is read from memory once.
 
    OpenBLAS's sgemm first copies the matrix into an order of its own. That pays for many rows; for the few of a batch's
-   decode step, it takes longer than the product. Here, 4 rows at a time are multiplied with 4 rows of a matrix [out, in]
-   (few_rows_dots.h) or with a few registers of columns of a matrix [in, out] (few_rows_columns.h), so that all sums stay
-   in registers. */
+   decode step, it takes longer than the product. Here, 4 rows at a time are multiplied with 4 rows of a matrix
+   [out, in] (few_rows_dots.h) or with a few registers of columns of a matrix [in, out] (few_rows_columns.h), so that
+   all sums stay in registers. One row is for matrices of few numbers in a row: they are read as they come. */
 
 #include "few_rows.h"
 

@@ -1,7 +1,7 @@
-/* Dot products of up to TILE rows of x with up to TILE rows of w, and of one row with any number. few_rows.c includes this
-   once for each kind of vector register: DOTS names the functions, TARGET has the instructions for them, LANES is how
-   many numbers a register holds. SUMS is how many rows of w have their sums in registers at a time: 2 where there are 16
-   registers, 4 where 32. */
+/* Dot products of up to TILE rows of x with up to TILE rows of w, and of one row with any number. few_rows.c includes
+   this once for each kind of vector register: DOTS names the functions, TARGET has the instructions for them, LANES is
+   how many numbers a register holds. SUMS is how many rows of w have their sums in registers at a time: 2 where there
+   are 16 registers, 4 where 32. */
 
 #define JOINED_(name, part) name##part
 #define JOINED(name, part) JOINED_(name, part)
