@@ -77,7 +77,7 @@ def test_every_alpha_and_beta(alpha: float, beta: float) -> None:
 
 @pytest.mark.parametrize("m", [2, 3, 4, 5, 16, 31, 32, 33, 64, 65])
 def test_some_rows_times_a_matrix_whose_size_is_no_multiple_of_anything(m: int) -> None:
-    for n, k in ((1, 7), (3, 16), (4, 17), (6, 64), (9, 1024), (50, 1025), (7, 2100)):
+    for n, k in ((1, 7), (3, 16), (4, 17), (6, 64), (9, 1024), (50, 1025), (7, 4096), (13, 4113)):
         for alpha, beta in ((1.0, 0.0), (-0.5, 0.75)):
             sgemm(ROW_MAJOR, NO_TRANS, TRANS, m, n, k, alpha, beta, room=3)
 
@@ -101,26 +101,31 @@ def test_one_row_times_the_values_or_keys_of_a_head(width: int, tb: int) -> None
 
 
 def product(x: np.ndarray, w: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """0.3 x w + 0.7 y, where x, w and y may be slices of larger matrices."""
+    """0.3 x w + 0.7 y, where x, w and y may be slices of larger matrices, and w's columns its rows in memory."""
     result, f = y.copy(), ctypes.c_float
     pointers = [ctypes.c_void_p(array.ctypes.data) for array in (x, w, result)]
-    leading = [array.strides[0] // array.itemsize for array in (x, w, result)]
+    leading = [max(array.strides) // array.itemsize for array in (x, w, result)]
+    tb = TRANS if w.strides[0] < w.strides[1] else NO_TRANS
     (m, k), n, function = x.shape, w.shape[1], ctypes.CDLL(None).cblas_sgemm
     (a, b, c), (lda, ldb, ldc) = pointers, leading
-    function(ROW_MAJOR, NO_TRANS, NO_TRANS, m, n, k, f(0.3), a, lda, b, ldb, f(0.7), c, ldc)
+    function(ROW_MAJOR, NO_TRANS, tb, m, n, k, f(0.3), a, lda, b, ldb, f(0.7), c, ldc)
     return result
 
 
-@pytest.mark.parametrize("k", [60, 200, 900])
-def test_neither_other_rows_nor_other_columns_change_a_sum(k: int) -> None:
+@pytest.mark.parametrize("k", [60, 200, 900, 4500])
+@pytest.mark.parametrize("tb", [NO_TRANS, TRANS])
+def test_neither_other_rows_nor_other_columns_change_a_sum(k: int, tb: int) -> None:
     random = np.random.default_rng(k)
     x, w, y = (random.standard_normal(shape).astype(np.float32) for shape in ((16, k), (k, 700), (16, 700)))
+    w = w if tb == NO_TRANS else np.asfortranarray(w)
     whole = product(x, w, y)  # the largest is shared between threads
     assert (whole != y).all()
     for first, last in ((0, 2), (2, 5), (11, 16)):
         np.testing.assert_array_equal(product(x[first:last], w, y[first:last]), whole[first:last])
     for first, last in ((0, 112), (112, 163), (690, 700), (3, 5)):
         np.testing.assert_array_equal(product(x, w[:, first:last], y[:, first:last]), whole[:, first:last])
+    if tb == TRANS and k == 60:  # as one row times the keys of a head
+        np.testing.assert_array_equal(product(x[5:6], w, y[5:6]), whole[5:6])
 
 
 @pytest.mark.parametrize(("m", "n"), [(1, 3000), (3000, 1), (4, 3000), (3000, 4), (300, 300)])
