@@ -72,6 +72,20 @@ def on_cpu() -> bool:
     return bool(mx.default_device().type == mx.DeviceType.cpu)
 
 
+@cache
+def has_two_lanes() -> bool:
+    """Whether two streams of the CPU backend compute at the same time: see `lane`. Only tried on Linux."""
+    return on_cpu() and sys.platform == "linux" and len(os.sched_getaffinity(0)) > 1
+
+
+def lane(number: int) -> contextlib.AbstractContextManager[object]:
+    """Where the operations of the body are computed: 0 is the thread's own stream, 1 another one beside it on the CPU."""
+    return mx.stream(_second_lane) if number and has_two_lanes() else contextlib.nullcontext()
+
+
+_second_lane = mx.new_thread_local_stream(mx.cpu)
+
+
 def compute_dtype(stored: mx.Dtype, asked: str | None = None) -> mx.Dtype:
     """The type to compute in, by name; None is float32 on the CPU backend, where others are far slower; else as stored.
 

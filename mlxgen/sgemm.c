@@ -13,6 +13,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stddef.h>
+#include <time.h>
 
 enum { ROW_MAJOR = 101, NO_TRANS = 111, TRANS = 112 };
 enum {
@@ -22,6 +23,8 @@ enum {
     LEAST = 512 * 1024,  /* multiplications from which a product is shared between threads */
     BLOCKS = 4,          /* blocks for each thread: enough to even out what a neighbour takes */
     WIDEST = 192,        /* rows or columns of a block whose copying no longer counts */
+    RECENT = 5000000,    /* nanoseconds for which a thread that shared out a product counts as busy */
+    CALLERS = 16,        /* of these threads are told apart */
     SPINS = 2000         /* some 30 microseconds: the time between the products of a decode step */
 };
 
@@ -150,15 +153,34 @@ static void wait_for_helpers(void) /* with the lock held: sleeping leaves them t
         pthread_cond_wait(&left, &lock);
 }
 
+/* How many threads of the program multiply these days, the calling one included. The second lane of a pass is one. */
+static int callers(void)
+{
+    static atomic_llong last[CALLERS];
+    static atomic_int known;
+    static _Thread_local int own = -1;
+    struct timespec time;
+    int n = 0;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    long long now = time.tv_sec * 1000000000LL + time.tv_nsec;
+    if (own < 0)
+        own = atomic_fetch_add(&known, 1) % CALLERS;
+    atomic_store(&last[own], now);
+    for (int i = 0; i < CALLERS; i++)
+        n += now - atomic_load(&last[i]) < RECENT;
+    return n;
+}
+
 static void share(product p)
 {
     int length = p.m > p.n ? p.m : p.n, other = p.m > p.n ? p.n : p.m;
     int size = length / (BLOCKS * n_threads) + 1, least = other < 64 ? 64 : other < WIDEST ? other : WIDEST;
     size = ((size > least ? size : least) + 15) / 16 * 16;
-    if (n_threads == 1 || length <= size || (double)p.m * p.n * p.k < LEAST || pthread_mutex_trylock(&user) != 0) {
+    if (n_threads == 1 || length <= size || (double)p.m * p.n * p.k < LEAST || callers() >= n_threads) {
         multiply(&p);
         return;
     }
+    pthread_mutex_lock(&user);
     pthread_mutex_lock(&lock);
     wait_for_helpers(); /* one that came too late for the job before may still be there */
     job = p, block = size;

@@ -13,6 +13,7 @@ import mlx.core as mx
 from mlxgen import device
 from mlxgen.cpu_exp import LARGE, LOG2_E, exp2
 
+ROWS = 256  # queries that causal attention computes at a time: their scores are smaller, and read no later keys
 MASKED = -1e30  # added to masked scores; finite, so that a fully masked row does not become NaN
 
 
@@ -33,6 +34,13 @@ def attention(q: mx.array, k: mx.array, v: mx.array, *, scale: float, mask: Any 
         # Keys times a column is faster than a row times transposed keys: the keys are read in memory order.
         scores = (k @ (q * scale).swapaxes(2, 3)).swapaxes(2, 3)  # [B, H, 1, S]
         return mx.softmax(scores, axis=-1) @ v
+    if mask == "causal" and L > ROWS and device.on_cpu():
+        parts = []
+        for start in range(0, L, ROWS):
+            end = min(start + ROWS, L)
+            read = S - L + end  # the keys after them are of later positions
+            parts.append(attention(q[:, :, start:end], k[:, :, :read], v[:, :, :read], scale=scale, mask=mask))
+        return mx.concatenate(parts, axis=2)
     if not _pays(q, q.size // q.shape[3] * S):
         return mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask=mask)
     scores = (q * (scale * LOG2_E)) @ k.swapaxes(2, 3)  # [B, H, L, S], as powers of 2

@@ -16,10 +16,13 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 import mlx.nn as nn
 
+from mlxgen import device
 from mlxgen.errors import ContextError
 from mlxgen.network.activations import activation
 from mlxgen.network.cpu_kernels import attention
+from mlxgen.network.lanes import Part, joined, parts_of
 from mlxgen.network.layer_norm import WatchfulLayerNorm
+from mlxgen.network.pair_cache import split_pair
 
 if TYPE_CHECKING:
     from mlxgen.network.config import GPT2Config
@@ -38,20 +41,21 @@ class Attention(nn.Module):
         self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd)
         self.c_proj = nn.Linear(config.n_embd, config.n_embd)
 
-    def __call__(self, x: mx.array, B: int, mask: Any, cache: Any) -> mx.array:
+    def project(self, x: mx.array, B: int) -> tuple[mx.array, mx.array]:
+        """The queries [B, H, L, D/H], and the keys and values as one array [B, 2 H, L, D/H]."""
         BL, D = x.shape
         heads = self.c_attn(x).reshape(B, BL // B, 3 * self.n_head, D // self.n_head).transpose(0, 2, 1, 3)
-        if hasattr(cache, "update_pair"):  # mlxgen's caches take keys and values as they come, in one piece
-            q, pair = mx.split(heads, [self.n_head], axis=1)
-            k, v = mx.split(cache.update_pair(pair), 2, axis=1)  # each [B, H, positions kept, D/H]
-        else:
-            q, k, v = mx.split(heads, 3, axis=1)  # each [B, H, L, D/H]
-            if cache is not None:
-                k, v = cache.update_and_fetch(k, v)
+        q, pair = mx.split(heads, [self.n_head], axis=1)
+        return q, pair
+
+    def attend(self, q: mx.array, k: mx.array, v: mx.array, mask: Any) -> mx.array:
+        """The output [B * L, D] of queries [B, H, L, D/H] that read keys and values [B, H, positions, D/H]."""
+        B, H, L, width = q.shape
+        dtype = q.dtype
         if self.upcast:
             q, k, v = (part.astype(mx.float32) for part in (q, k, v))
-        out = attention(q, k, v, scale=self.scale, mask=mask)
-        return self.c_proj(out.astype(x.dtype).transpose(0, 2, 1, 3).reshape(BL, D))
+        out = attention(q, k, v, scale=self.scale, mask=mask).astype(dtype)
+        return self.c_proj(out.transpose(0, 2, 1, 3).reshape(B * L, H * width))
 
 
 class MLP(nn.Module):
@@ -78,9 +82,28 @@ class Block(nn.Module):
         self.ln_2 = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
         self.mlp = MLP(config)
 
-    def __call__(self, x: mx.array, B: int = 1, mask: Any = None, cache: Any = None) -> mx.array:
-        x = x + self.attn(self.ln_1(x), B, mask, cache)
-        return x + self.mlp(self.ln_2(x))
+    def __call__(self, xs: list[mx.array], parts: Sequence[Part], masks: Sequence[Any], cache: Any) -> list[mx.array]:
+        """The residual streams [B * L, D] of a pass's parts, after this block. A part reads the others' keys."""
+        queries, pairs = [], []
+        for part, x in zip(parts, xs, strict=True):
+            with device.lane(part.lane):
+                q, pair = self.attn.project(self.ln_1(x), len(part.rows))
+            queries.append(q)
+            pairs.append(pair)
+        k, v = remember(cache, joined(pairs, parts))
+        for at, (part, mask, q) in enumerate(zip(parts, masks, queries, strict=True)):
+            with device.lane(part.lane):
+                x = xs[at] + self.attn.attend(q, part.readable(k), part.readable(v), mask)
+                xs[at] = x + self.mlp(self.ln_2(x))
+        return xs
+
+
+def remember(cache: Any, pair: mx.array) -> tuple[mx.array, mx.array]:
+    """Add keys and values [B, 2 H, L, D/H] to a cache; returns all that may be read, each [B, H, positions, D/H]."""
+    if hasattr(cache, "update_pair"):  # mlxgen's caches take both in one piece
+        return split_pair(cache.update_pair(pair))
+    k, v = split_pair(pair)
+    return (k, v) if cache is None else cache.update_and_fetch(k, v)
 
 
 class Trunk(nn.Module):
@@ -133,9 +156,12 @@ class GPT2(nn.Module):
         mask = "causal" if L > 1 else None
         if first is not None:
             mask = first.make_mask(L, return_array=False, window_size=None)
-        x = self.embed(ids, positions).reshape(B * L, -1)
+        x = self.embed(ids, positions)
+        parts = parts_of(B, L)
+        xs, masks = [part.of(x) for part in parts], [part.of_mask(mask) for part in parts]
         for layer, block in enumerate(self.model.h):
-            x = block(x, B, mask, cache[layer] if cache else None)
+            xs = block(xs, parts, masks, cache[layer] if cache else None)
+        x = xs[0] if len(xs) == 1 else mx.concatenate(xs)  # in both kinds of parts, rows and positions are in order
         return self.final_norm(x).reshape(B, L, -1)
 
     def embed(self, ids: mx.array, positions: mx.array) -> mx.array:

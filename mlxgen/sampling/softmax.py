@@ -24,9 +24,13 @@ def log_softmax(logits: mx.array) -> mx.array:
     return logits - log_total(logits)
 
 
-def log_total(logits: mx.array) -> mx.array:
-    """The logarithm of the sum of exponentials, so that logits minus it are log-probabilities: [..., V] -> [..., 1]."""
-    highest = mx.max(logits, axis=-1, keepdims=True)
+def log_total(logits: mx.array, highest: mx.array | None = None) -> mx.array:
+    """The logarithm of the sum of exponentials, so that logits minus it are log-probabilities: [..., V] -> [..., 1].
+
+    highest: each row's highest logit [..., 1], if it is known.
+    """
+    if highest is None:
+        highest = mx.max(logits, axis=-1, keepdims=True)
     return highest + mx.log(total(exp_of_negative(logits - highest)))
 
 

@@ -9,6 +9,7 @@ import mlx.core as mx
 import numpy as np
 
 from mlxgen.generation.cached_context import CachedContext
+from mlxgen.network.lanes import parts_of
 from mlxgen.tracing.record import HeadAttention, LensEntry
 from mlxgen.tracing.statistics import softmax, to_float64
 
@@ -43,12 +44,11 @@ def look_inside(
         cache = ReadOnly(context.cache[layer])
         wanted = [head for at, head in heads if at == layer]
         if wanted:
-            n_head, D = block.attn.n_head, x.shape[-1]
-            q = block.attn.c_attn(block.ln_1(x))[..., :D].reshape(1, 1, n_head, D // n_head).transpose(0, 2, 1, 3)
+            q, _ = block.attn.project(block.ln_1(x), 1)  # [1, H, 1, D/H]
             scores = q.astype(mx.float32) @ cache.keys.astype(mx.float32).transpose(0, 1, 3, 2) * block.attn.scale
             weights = np.array(mx.softmax(scores, axis=-1))[0, :, 0]  # [H, positions in the cache]
             rows += [HeadAttention(layer, head, weights[head][in_order].tolist()) for head in wanted]
-        x = block(x, cache=cache)
+        [x] = block([x], parts_of(1, 1), [None], cache)
         if lens:
             p = softmax(to_float64(decoder.head(decoder.final_norm(x))))
             best = int(p.argmax())
