@@ -79,7 +79,7 @@ def has_two_lanes() -> bool:
 
 
 def lane(number: int) -> contextlib.AbstractContextManager[object]:
-    """Where the operations of the body are computed: 0 is the thread's own stream, 1 another one beside it on the CPU."""
+    """Where the body's operations are computed: 0 is the thread's own stream; on the CPU, 1 is another beside it."""
     return mx.stream(_second_lane) if number and has_two_lanes() else contextlib.nullcontext()
 
 

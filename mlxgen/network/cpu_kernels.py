@@ -13,7 +13,7 @@ import mlx.core as mx
 from mlxgen import device
 from mlxgen.cpu_exp import LARGE, LOG2_E, exp2
 
-ROWS = 256  # queries that causal attention computes at a time: their scores are smaller, and read no later keys
+ROWS = 128  # queries that causal attention computes at a time: their scores are smaller, and read no later keys
 MASKED = -1e30  # added to masked scores; finite, so that a fully masked row does not become NaN
 
 
