@@ -13,6 +13,7 @@ import mlx.core as mx
 from mlxgen import device
 from mlxgen.cpu_exp import LARGE, LOG2_E, exp2
 
+MANY = 8  # rows of a batch from which on its attention is worth two lanes
 ROWS = 128  # queries that causal attention computes at a time: their scores are smaller, and read no later keys
 MASKED = -1e30  # added to masked scores; finite, so that a fully masked row does not become NaN
 
@@ -29,6 +30,18 @@ def attention(q: mx.array, k: mx.array, v: mx.array, *, scale: float, mask: Any 
 
     mask: None, "causal", a bool array, or an array of numbers that are added to the scores.
     """
+    B, _, L, _ = q.shape
+    if L == 1 and B >= MANY and device.has_two_lanes():  # a batch's step: a small product for each row and head
+        halves = []
+        for lane, rows in ((1, slice(B // 2, B)), (0, slice(B // 2))):
+            own = mask[rows] if isinstance(mask, mx.array) and mask.shape[0] == B else mask
+            with device.lane(lane):
+                halves.append(_attention(q[rows], k[rows], v[rows], scale, own))
+        return mx.concatenate(halves[::-1])
+    return _attention(q, k, v, scale, mask)
+
+
+def _attention(q: mx.array, k: mx.array, v: mx.array, scale: float, mask: Any) -> mx.array:
     L, S = q.shape[2], k.shape[2]
     if L == 1 and mask is None and q.dtype == mx.float32 and device.on_cpu():
         # Keys times a column is faster than a row times transposed keys: the keys are read in memory order.
@@ -39,7 +52,7 @@ def attention(q: mx.array, k: mx.array, v: mx.array, *, scale: float, mask: Any 
         for start in range(0, L, ROWS):
             end = min(start + ROWS, L)
             read = S - L + end  # the keys after them are of later positions
-            parts.append(attention(q[:, :, start:end], k[:, :, :read], v[:, :, :read], scale=scale, mask=mask))
+            parts.append(_attention(q[:, :, start:end], k[:, :, :read], v[:, :, :read], scale, mask))
         return mx.concatenate(parts, axis=2)
     if not _pays(q, q.size // q.shape[3] * S):
         return mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask=mask)

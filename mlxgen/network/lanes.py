@@ -14,7 +14,7 @@ import mlx.core as mx
 
 from mlxgen import device
 
-LEAST = 16  # rows of a part's products: with fewer, reading the weights for each part costs more than it gains
+LEAST = 64  # positions of a part: with fewer, reading the weights for each part costs more than it gains
 
 
 @dataclass(frozen=True, slots=True)

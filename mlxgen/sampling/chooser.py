@@ -9,7 +9,6 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlxgen import device
 from mlxgen.errors import OptionError
 from mlxgen.sampling.bans import Banning, Bans
 from mlxgen.sampling.samplers import (
@@ -125,11 +124,11 @@ class Chooser:
                 token = draw_or_accept(ruled, guess.token, guess.drawn_from, keys[0])
         self._remember(token)
         logit = mx.take_along_axis(logits, token[:, None], axis=-1)  # [n, 1]
-        with device.lane(1):  # the next step needs none of this
-            is_highest = self._sampling.greedy and adjusted is logits
-            normalizer = log_total(logits, logit if is_highest else None)  # [n, 1], not finite for NaN and infinity
-            logprob = (logit - normalizer)[:, 0]
-            finite = from_model = mx.isfinite(normalizer[:, 0]) & mx.isfinite(mx.min(logits, axis=-1))
+        is_highest = self._sampling.greedy and adjusted is logits
+        normalizer = log_total(logits, logit if is_highest else None)  # [n, 1]
+        logprob = (logit - normalizer)[:, 0]
+        # NaN and +inf make the normalizer NaN
+        finite = from_model = mx.isfinite(normalizer[:, 0]) & mx.isfinite(mx.min(logits, axis=-1))
         if adjusted is not logits:  # some tokens may be removed, but not all of them
             some_left = mx.isfinite(mx.max(adjusted, axis=-1)) & ~mx.any(mx.isnan(adjusted), axis=-1)
             finite = from_model & some_left

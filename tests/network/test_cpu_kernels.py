@@ -75,6 +75,24 @@ def test_large_attention_is_that_written_out(mask, B, H, L, before, sharp, seed)
 
 
 @cpu_forms
+@settings(max_examples=20)
+@given(
+    B=st.integers(cpu_kernels.MANY, 20), S=st.integers(1, 90), masked=st.booleans(), two=st.booleans(),
+    seed=st.integers(0, 1000),
+)  # fmt: skip
+def test_attention_of_a_batchs_step_is_that_written_out(B, S, masked, two, seed):
+    rng = np.random.default_rng(seed)
+    q, k, v = (rng.standard_normal((B, 3, n, 16)) for n in (1, S, S))
+    filled = rng.integers(1, S + 1, B) if masked else np.full(B, S)
+    allowed = (np.arange(S) < filled[:, None])[:, None, None]
+    arrays = [mx.array(part, dtype=mx.float32) for part in (q, k, v)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(device, "has_two_lanes", lambda: two)
+        got = cpu_kernels.attention(*arrays, scale=0.25, mask=mx.array(allowed) if masked else None)
+    np.testing.assert_allclose(np.array(got), written_attention(q, k, v, 0.25, allowed), rtol=0, atol=1e-5)
+
+
+@cpu_forms
 def test_a_row_that_may_read_nothing_is_finite():
     q = mx.random.normal((1, 2, 128, 8))
     mask = mx.zeros((128, 128), dtype=mx.bool_)
