@@ -74,8 +74,13 @@ def on_cpu() -> bool:
 
 @cache
 def has_two_lanes() -> bool:
-    """Whether two streams of the CPU backend compute at the same time: see `lane`. Only tried on Linux."""
-    return on_cpu() and sys.platform == "linux" and len(os.sched_getaffinity(0)) > 1
+    """Whether two streams of the CPU backend gain by computing at the same time: see `lane`.
+
+    They do where each may compute its products on one thread (mlxgen.blas). OpenBLAS on its own lets one wait.
+    """
+    if sys.platform != "linux" or not on_cpu() or not blas.is_quick_for_a_row():
+        return False
+    return len(os.sched_getaffinity(0)) > 1
 
 
 def lane(number: int) -> contextlib.AbstractContextManager[object]:
