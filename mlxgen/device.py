@@ -72,15 +72,15 @@ def on_cpu() -> bool:
     return bool(mx.default_device().type == mx.DeviceType.cpu)
 
 
-@cache
 def has_two_lanes() -> bool:
-    """Whether two streams of the CPU backend gain by computing at the same time: see `lane`.
+    """Whether two streams of the CPU backend gain by computing at the same time: see `lane`."""
+    return on_cpu() and _two_streams_gain()
 
-    They do where each may compute its products on one thread (mlxgen.blas). OpenBLAS on its own lets one wait.
-    """
-    if sys.platform != "linux" or not on_cpu() or not blas.is_quick_for_a_row():
-        return False
-    return len(os.sched_getaffinity(0)) > 1
+
+@cache
+def _two_streams_gain() -> bool:
+    """They do on two cores if each computes its products on one thread, which OpenBLAS alone does not let them do."""
+    return sys.platform == "linux" and blas.is_quick_for_a_row() and len(os.sched_getaffinity(0)) > 1
 
 
 def lane(number: int) -> contextlib.AbstractContextManager[object]:

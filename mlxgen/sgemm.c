@@ -23,8 +23,8 @@ enum {
     LEAST = 512 * 1024,  /* multiplications from which a product is shared between threads */
     BLOCKS = 4,          /* blocks for each thread: enough to even out what a neighbour takes */
     WIDEST = 192,        /* rows or columns of a block whose copying no longer counts */
-    RECENT = 5000000,    /* nanoseconds for which a thread that shared out a product counts as busy */
-    CALLERS = 16,        /* of these threads are told apart */
+    RECENT = 5000000,    /* nanoseconds for which a thread counts as busy after it began a product */
+    CALLERS = 16,        /* threads that are told apart */
     SPINS = 2000         /* some 30 microseconds: the time between the products of a decode step */
 };
 
@@ -153,7 +153,8 @@ static void wait_for_helpers(void) /* with the lock held: sleeping leaves them t
         pthread_cond_wait(&left, &lock);
 }
 
-/* How many threads of the program multiply these days, the calling one included. The second lane of a pass is one. */
+/* How many threads of the program have had products lately, the calling one included. Where they are as many as the
+   cores, each computes its own: MLX's streams are such threads, and mlxgen computes long passes in two of them. */
 static int callers(void)
 {
     static atomic_llong last[CALLERS];

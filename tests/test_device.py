@@ -193,4 +193,5 @@ def test_large_arrays_get_memory_that_was_used_before_and_not_pages_to_be_cleare
         compute()
         print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
     """.replace("\n        ", "\n"))  # fmt: skip
-    assert faults < 2**20 / resource.getpagesize()  # for less than a MB of some 100
+    # One or two arrays more, as more or fewer are alive at a time; without it, every one of some 25.
+    assert faults < 4 * 8 * 2**20 / resource.getpagesize()

@@ -130,8 +130,4 @@ def test_another_thread_has_a_second_lane_of_its_own(decoder):
 
 def test_a_gpu_computes_a_pass_as_a_whole(monkeypatch):
     monkeypatch.setattr(device, "on_cpu", lambda: False)
-    device.has_two_lanes.cache_clear()
-    try:
-        assert len(lanes.parts_of(32, 100)) == 1
-    finally:
-        device.has_two_lanes.cache_clear()
+    assert len(lanes.parts_of(32, 100)) == 1
