@@ -183,15 +183,16 @@ def test_large_arrays_get_memory_that_was_used_before_and_not_pages_to_be_cleare
         import mlx.core as mx
 
         def compute():
-            x = mx.ones((1024, 2048))  # 8 MB
+            x = mx.ones((3072, 2048))  # 24 MB
             for _ in range(6):
                 x = mx.maximum(x * 2 - 1, 0) + x / 3
             mx.eval(x)
 
         compute(), compute()
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        compute()
+        for _ in range(6):
+            compute()
         print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
     """.replace("\n        ", "\n"))  # fmt: skip
-    # One or two arrays more, as more or fewer are alive at a time; without it, every one of some 25.
-    assert faults < 4 * 8 * 2**20 / resource.getpagesize()
+    # At most one array, where more are alive at a time than before; otherwise some of them in each of the six.
+    assert faults < 2 * 24 * 2**20 / resource.getpagesize()
