@@ -190,9 +190,9 @@ def test_large_arrays_get_memory_that_was_used_before_and_not_pages_to_be_cleare
 
         compute(), compute()
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        for _ in range(6):
+        for _ in range(12):
             compute()
         print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
     """.replace("\n        ", "\n"))  # fmt: skip
-    # At most one array, where more are alive at a time than before; otherwise some of them in each of the six.
+    # At most one array, where more are alive at a time than before; otherwise some of them in each round.
     assert faults < 2 * 24 * 2**20 / resource.getpagesize()
