@@ -62,8 +62,7 @@ class BatchCache:
         """
         size = self._filled(offset)
         for layer, cache in zip(self.layers, caches, strict=True):
-            keys, values = (part[row : row + 1, :, :size] for part in (cache.keys, cache.values))
-            layer.put(slot, keys, values, max(len(self), self._expected))
+            layer.put(slot, cache.pair[row : row + 1, :, :size], max(len(self), self._expected))
         self.offsets[slot], self._next[slot] = offset, following
 
     def leave(self, slot: int) -> None:
@@ -94,7 +93,7 @@ class BatchCache:
         indices = [self._keep if index == self._max_size else index for index in self._next]
         filled = [self._filled(offset + 1) for offset in self.offsets]
         self.span = max(filled)
-        self.rows, self.indices = mx.arange(len(self)), mx.array(indices)  # [n]
+        self.index = mx.array(indices, mx.uint32)[:, None, None, None]
         self.offset = mx.array(self.offsets)  # [n]
         self.mask = None
         if min(filled) < self.span:
@@ -104,23 +103,18 @@ class BatchCache:
 
     def send_off(self) -> None:
         """Let the device write the buffers now: the next step may come from another thread, which cannot."""
-        mx.async_eval([layer.buffers for layer in self.layers])
+        mx.async_eval([layer.pair for layer in self.layers if layer.pair is not None])
 
     def _filled(self, offset: int) -> int:
         return offset if self._max_size is None else min(offset, self._max_size)
 
 
 class BatchCacheLayer:
-    """One layer's keys and values of all rows, in buffers [rows, H, positions, D/H] with spare capacity."""
+    """One layer's keys and values of all rows, in one buffer [rows, 2 H, positions, D/H] with spare capacity."""
 
     def __init__(self, slots: BatchCache) -> None:
         self._slots = slots
-        self._keys: mx.array | None = None
-        self._values: mx.array | None = None
-
-    @property
-    def buffers(self) -> tuple[mx.array | None, mx.array | None]:
-        return self._keys, self._values
+        self.pair: mx.array | None = None
 
     @property
     def offset(self) -> mx.array:
@@ -131,28 +125,25 @@ class BatchCacheLayer:
         """The mask for one query per row, which reads all positions in its row's slot."""
         return self._slots.mask
 
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Write each row's next position, keys and values [n, H, 1, D/H]; returns [n, H, span, D/H] of both."""
+    def update_pair(self, pair: mx.array) -> mx.array:
+        """Write each row's next position, keys and values [n, 2 H, 1, D/H]; returns [n, 2 H, span, D/H]."""
         slots, n = self._slots, len(self._slots)
-        self._keys = _with_room(self._keys, keys, n, slots.span, slots.most_rows)
-        self._values = _with_room(self._values, values, n, slots.span, slots.most_rows)
-        self._keys[slots.rows, :, slots.indices] = keys[:, :, 0]
-        self._values[slots.rows, :, slots.indices] = values[:, :, 0]
-        return self._keys[:n, :, : slots.span], self._values[:n, :, : slots.span]
+        buffer, index = _with_room(self.pair, pair, n, slots.span, slots.most_rows), slots.index
+        if spare := buffer.shape[0] - n:  # slots that no row has are written, too: whoever joins fills them anew
+            pair, index = (mx.pad(part, [(0, spare), (0, 0), (0, 0), (0, 0)]) for part in (pair, index))
+        self.pair = mx.put_along_axis(buffer, index, pair, axis=2)
+        return self.pair[:n, :, : slots.span]
 
-    def put(self, row: int, keys: mx.array, values: mx.array, rows: int) -> None:
-        """Fill a slot from position 0 on: keys and values [1, H, positions, D/H]. rows: how many slots there are."""
-        end = keys.shape[2]
-        self._keys = _with_room(self._keys, keys, rows, end, self._slots.most_rows)
-        self._values = _with_room(self._values, values, rows, end, self._slots.most_rows)
-        self._keys[row : row + 1, :, :end] = keys
-        self._values[row : row + 1, :, :end] = values
+    def put(self, row: int, pair: mx.array, rows: int) -> None:
+        """Fill a slot from position 0 on: keys and values [1, 2 H, positions, D/H]. rows: how many slots there are."""
+        end = pair.shape[2]
+        self.pair = _with_room(self.pair, pair, rows, end, self._slots.most_rows)
+        self.pair[row : row + 1, :, :end] = pair
 
     def move(self, source: int, target: int, end: int) -> None:
         """Copy the first `end` positions of one slot to another."""
-        assert self._keys is not None and self._values is not None  # put() made them
-        self._keys[target, :, :end] = self._keys[source, :, :end]
-        self._values[target, :, :end] = self._values[source, :, :end]
+        assert self.pair is not None  # put() made it
+        self.pair[target, :, :end] = self.pair[source, :, :end]
 
 
 def _with_room(buffer: mx.array | None, like: mx.array, rows: int, positions: int, most_rows: int) -> mx.array:

@@ -300,17 +300,17 @@ def test_the_buffers_of_a_batch_have_little_unused_room() -> None:
     for _ in range(3):
         (slot,) = cache.reserve(1)
         cache.join(slot, [row], 0, 60, 60)
-        assert cache.layers[0].buffers[0].shape[0] == 3  # from the first one on, so that nothing is copied
+        assert cache.layers[0].pair.shape[0] == 3  # from the first one on, so that nothing is copied
     for filled in range(61, 700):
         cache.begin_step()
-        cache.layers[0].update_and_fetch(mx.zeros((3, 2, 1, 8)), mx.zeros((3, 2, 1, 8)))
-        buffer = cache.layers[0].buffers[0]
+        cache.layers[0].update_pair(mx.zeros((3, 4, 1, 8)))
+        buffer = cache.layers[0].pair
         assert buffer is not None and buffer.shape[2] < filled * 5 / 4 + 64
-        mx.eval(cache.layers[0].buffers)
+        mx.eval(buffer)
     assert cache.filled(0) == 699
     (slot,) = cache.reserve(1)
     cache.join(slot, [row], 0, 60, 60)
-    assert cache.layers[0].buffers[0].shape[0] == 5  # doubled, but no more than ever come
+    assert cache.layers[0].pair.shape[0] == 5  # doubled, but no more than ever come
 
 
 def test_a_batch_that_is_left_early_frees_its_memory_at_once(model: mlxgen.Model) -> None:
