@@ -14,7 +14,7 @@ import mlx.core as mx
 
 from mlxgen import device
 
-LARGE = 8_192  # from this many elements on, many cheap operations cost less than one exp
+LARGE = 16_384  # from this many elements on, many cheap operations cost less than one exp
 
 LOG2_E = 1 / math.log(2)
 # Adding this to a small number rounds it to a whole number, which then stands in the lowest bits of the sum.

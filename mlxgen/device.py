@@ -32,7 +32,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 VECTOR_HEAD_DIMS = (64, 96, 128, 192, 256)
 MEMORY_FACTS = "/proc/meminfo"
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's numbers for mallopt
-KEPT = 256 * 1024**2  # bytes that a process keeps after it freed them
+KEPT = 512 * 1024**2  # bytes that a process keeps after it freed them
 LARGEST_KEPT = 32 * 1024**2  # of one array; glibc allows no more
 
 _wiring = threading.Lock()

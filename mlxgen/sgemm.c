@@ -17,6 +17,7 @@
 
 enum { ROW_MAJOR = 101, NO_TRANS = 111, TRANS = 112 };
 enum {
+    LONG = 256,          /* numbers of a row from which on few_rows.c takes twice as many rows, if they lie as [out, in] */
     FEW = 8,             /* up to this many rows go to sgemv where few_rows.c does not take them */
     CACHED = 32 * 1024,  /* numbers of a matrix that stay in a core's cache while each of the few rows reads them */
     HEAD = 128,          /* up to so wide are the keys and values of an attention head: see is_of_a_head */
@@ -79,7 +80,8 @@ static void vectors(int rows, int out, int in, float alpha, const float *w, int 
 static void multiply(const product *p)
 {
     int at = p->at, bt = p->bt, empty = p->m <= 0 || p->n <= 0 || p->k <= 0;
-    if (!empty && !at && bt && p->m > 1 && p->m <= most_rows)
+    int most = bt && p->k >= LONG ? 2 * most_rows : most_rows;
+    if (!empty && !at && bt && p->m > 1 && p->m <= most)
         multiply_few_rows_out_in(p->m, p->n, p->k, p->alpha, p->a, p->lda, p->b, p->ldb, p->beta, p->c, p->ldc);
     else if (!empty && !at && !bt && p->m > 1 && p->m <= most_rows)
         multiply_few_rows_in_out(p->m, p->n, p->k, p->alpha, p->a, p->lda, p->b, p->ldb, p->beta, p->c, p->ldc);

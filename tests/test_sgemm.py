@@ -75,7 +75,7 @@ def test_every_alpha_and_beta(alpha: float, beta: float) -> None:
             sgemm(ROW_MAJOR, ta, tb, m, n, 9, alpha, beta, room=1)
 
 
-@pytest.mark.parametrize("m", [2, 3, 4, 5, 16, 31, 32, 33, 64, 65])
+@pytest.mark.parametrize("m", [2, 3, 4, 5, 16, 31, 32, 33, 64, 65, 128, 129])
 def test_some_rows_times_a_matrix_whose_size_is_no_multiple_of_anything(m: int) -> None:
     for n, k in ((1, 7), (3, 16), (4, 17), (6, 64), (9, 1024), (50, 1025), (7, 4096), (13, 4113)):
         for alpha, beta in ((1.0, 0.0), (-0.5, 0.75)):

@@ -157,7 +157,7 @@ class ActiveRows:
     def _join(self, rows: Sequence[BatchRow], prompts: Sequence[ProcessedPrompt]) -> None:
         """Give rows slots and first choices. prompts: each row's own."""
         for row, slot, prompt in zip(rows, self._cache.reserve(len(rows)), prompts, strict=True):
-            self._cache.join(slot, prompt.caches, prompt.row, prompt.offset, prompt.following)
+            self._cache.join(slot, prompt.caches, prompt.row, prompt.offset, prompt.following, row.limit)
             self._slots[row] = slot
             if row.has_more_samples:
                 self._processed = replace(prompt, tokens=list(prompt.tokens))

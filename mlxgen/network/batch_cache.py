@@ -55,14 +55,15 @@ class BatchCache:
         self._next += [0] * len(new)
         return [*slots, *new]
 
-    def join(self, slot: int, caches: Sequence[Any], row: int, offset: int, following: int) -> None:
+    def join(self, slot: int, caches: Sequence[Any], row: int, offset: int, following: int, to_come: int = 0) -> None:
         """Fill a reserved slot from one row of caches, one per layer.
 
-        offset: positions processed. following: the index of the next position in the row's own layout.
+        offset: positions processed. following: the index of the next position in the row's own layout. to_come: how
+        many more there may be; for the next GROWTH of them, room is made now.
         """
-        size = self._filled(offset)
+        size, later = self._filled(offset), self._filled(offset + min(to_come, GROWTH))
         for layer, cache in zip(self.layers, caches, strict=True):
-            layer.put(slot, cache.pair[row : row + 1, :, :size], max(len(self), self._expected))
+            layer.put(slot, cache.pair[row : row + 1, :, :size], max(len(self), self._expected), later)
         self.offsets[slot], self._next[slot] = offset, following
 
     def leave(self, slot: int) -> None:
@@ -134,10 +135,13 @@ class BatchCacheLayer:
         self.pair = mx.put_along_axis(buffer, index, pair, axis=2)
         return self.pair[:n, :, : slots.span]
 
-    def put(self, row: int, pair: mx.array, rows: int) -> None:
-        """Fill a slot from position 0 on: keys and values [1, 2 H, positions, D/H]. rows: how many slots there are."""
+    def put(self, row: int, pair: mx.array, rows: int, positions: int) -> None:
+        """Fill a slot from position 0 on with keys and values [1, 2 H, positions, D/H], and make room.
+
+        rows, positions: how many there have to be.
+        """
         end = pair.shape[2]
-        self.pair = _with_room(self.pair, pair, rows, end, self._slots.most_rows)
+        self.pair = _with_room(self.pair, pair, rows, positions, self._slots.most_rows)
         self.pair[row : row + 1, :, :end] = pair
 
     def move(self, source: int, target: int, end: int) -> None:
