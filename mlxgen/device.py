@@ -73,18 +73,15 @@ def on_cpu() -> bool:
 
 
 def has_two_lanes() -> bool:
-    """Whether two streams of the CPU backend gain by computing at the same time: see `lane`."""
-    return on_cpu() and _two_streams_gain()
+    """Whether two streams of the CPU backend gain by computing at the same time: see `lane`.
 
-
-@cache
-def _two_streams_gain() -> bool:
-    """They do on two cores if each computes its products on one thread, which OpenBLAS alone does not let them do."""
-    return sys.platform == "linux" and blas.is_quick_for_a_row() and len(os.sched_getaffinity(0)) > 1
+    They do where sgemm.c lets each compute products of its own. OpenBLAS alone lets one of them wait.
+    """
+    return on_cpu() and blas.product_threads() > 1
 
 
 def lane(number: int) -> contextlib.AbstractContextManager[object]:
-    """Where the body's operations are computed: 0 is the thread's own stream; on the CPU, 1 is another beside it."""
+    """Where the body's operations are computed: 0 is the stream in use; on the CPU, 1 is another one beside it."""
     return mx.stream(_second_lane) if number and has_two_lanes() else contextlib.nullcontext()
 
 

@@ -3,7 +3,7 @@
    OpenBLAS's sgemm first copies the matrix into an order of its own. That pays for many rows; for the few of a batch's
    decode step, it takes longer than the product. Here, 4 rows at a time are multiplied with a few rows of a matrix
    [out, in] (few_rows_dots.h) or with a few registers of columns of a matrix [in, out] (few_rows_columns.h), so that
-   all sums stay in registers. One row is for matrices of few numbers in a row: they are read as they come. */
+   all sums stay in registers. A single row comes here only for narrow matrices (those of attention heads), which are read in order. */
 
 #include "few_rows.h"
 
@@ -12,7 +12,7 @@
 
 enum {
     TILE = 4,    /* rows of x that are multiplied at a time */
-    PART = 4096, /* numbers of a matrix [out, in]'s rows at a time: so many of all rows of x stay in the second cache */
+    PART = 4096, /* numbers of a matrix [out, in]'s rows at a time: so many of 64 rows of x stay in the second cache */
     DEPTH = 64,  /* rows of a matrix [in, out] at a time: they, and those fetched ahead, stay in the second cache */
     LINE = 16    /* numbers that are fetched from memory together */
 };

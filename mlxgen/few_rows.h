@@ -1,4 +1,5 @@
-/* Up to how many rows the others pay on this processor, 0 if they cannot run there. To be called before them. */
+/* Up to how many rows both of the others pay on this processor, 0 if they cannot run there. To be called before them.
+   multiply_few_rows_out_in pays for twice as many, unless the rows are short. */
 int most_few_rows(void);
 
 /* y = alpha x w + beta y, for x [rows, in], w [in, out] and y [rows, out]. x_row and y_row are the numbers from the

@@ -4,7 +4,8 @@
    row goes to its sgemv, which reads the matrix where it lies. Several rows go to few_rows.c, and so does one row times
    the keys or values of an attention head. OpenBLAS's threads split a product into equal parts and wait for each other
    without sleeping, so one busy neighbour stalls them all. Here OpenBLAS computes on one thread, and the threads of this
-   file take small blocks of a product, whoever is free the next one.
+   file take small blocks of a product, whoever is free the next one. Where as many threads of the program multiply as
+   there are cores, each computes its own products alone.
 
    mlxgen/blas.py loads this library before OpenBLAS and MLX, and passes it OpenBLAS's functions. */
 
@@ -25,7 +26,7 @@ enum {
     BLOCKS = 4,          /* blocks for each thread: enough to even out what a neighbour takes */
     WIDEST = 192,        /* rows or columns of a block whose copying no longer counts */
     RECENT = 5000000,    /* nanoseconds for which a thread counts as busy after it began a product */
-    CALLERS = 16,        /* threads that are told apart */
+    CALLERS = 16,        /* threads that are counted; with more of them, some count as one */
     SPINS = 2000         /* some 30 microseconds: the time between the products of a decode step */
 };
 
@@ -155,8 +156,8 @@ static void wait_for_helpers(void) /* with the lock held: sleeping leaves them t
         pthread_cond_wait(&left, &lock);
 }
 
-/* How many threads of the program have had products lately, the calling one included. Where they are as many as the
-   cores, each computes its own: MLX's streams are such threads, and mlxgen computes long passes in two of them. */
+/* How many threads of the program have lately had products large enough to be shared, the calling one included. MLX's
+   streams are such threads, and mlxgen computes long passes in two of them. */
 static int callers(void)
 {
     static atomic_llong last[CALLERS];

@@ -23,9 +23,9 @@ class Measurement:
     """The numbers of one run of one side.
 
     load: seconds to open the folder. first_token: seconds from the prompt's ids to the first token, with the model
-    loaded. prefill_tps, decode_tps: tokens per second; prefill is measured in an answer of one token, and decode counts
-    the tokens after the first. memory: the process's peak resident bytes. seconds: for each token, the first one
-    including the prompt.
+    loaded. prefill_tps, decode_tps: tokens per second; prefill is measured in an answer of one token, which comes
+    before the longer one that the other numbers are of; decode counts the tokens after the first. memory: the process's
+    peak resident bytes. seconds: for each token, the first one including the prompt.
     """
 
     side: str

@@ -55,7 +55,7 @@ class BatchCache:
         self._next += [0] * len(new)
         return [*slots, *new]
 
-    def join(self, slot: int, caches: Sequence[Any], row: int, offset: int, following: int, to_come: int = 0) -> None:
+    def join(self, slot: int, caches: Sequence[Any], row: int, offset: int, following: int, to_come: int) -> None:
         """Fill a reserved slot from one row of caches, one per layer.
 
         offset: positions processed. following: the index of the next position in the row's own layout. to_come: how

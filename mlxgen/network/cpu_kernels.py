@@ -12,8 +12,9 @@ import mlx.core as mx
 
 from mlxgen import device
 from mlxgen.cpu_exp import LARGE, LOG2_E, exp2
+from mlxgen.network.lanes import LEAST
 
-MANY = 8  # rows of a batch from which on its attention is worth two lanes
+MANY = 8  # rows of a batch from which on its attention is worth two lanes; from LEAST on, whole passes may have them
 ROWS = 128  # queries that causal attention computes at a time: their scores are smaller, and read no later keys
 MASKED = -1e30  # added to masked scores; finite, so that a fully masked row does not become NaN
 
@@ -31,10 +32,10 @@ def attention(q: mx.array, k: mx.array, v: mx.array, *, scale: float, mask: Any 
     mask: None, "causal", a bool array, or an array of numbers that are added to the scores.
     """
     B, _, L, _ = q.shape
-    if L == 1 and B >= MANY and device.has_two_lanes():  # a batch's step: a small product for each row and head
+    if L == 1 and MANY <= B < LEAST and device.has_two_lanes():  # a batch's step: a small product for each row and head
         halves = []
         for lane, rows in ((1, slice(B // 2, B)), (0, slice(B // 2))):
-            own = mask[rows] if isinstance(mask, mx.array) and mask.shape[0] == B else mask
+            own = mask[rows] if isinstance(mask, mx.array) and mask.ndim == 4 and mask.shape[0] > 1 else mask
             with device.lane(lane):
                 halves.append(_attention(q[rows], k[rows], v[rows], scale, own))
         return mx.concatenate(halves[::-1])

@@ -90,7 +90,7 @@ class Block(nn.Module):
                 q, pair = self.attn.project(self.ln_1(x), len(part.rows))
             queries.append(q)
             pairs.append(pair)
-        k, v = remember(cache, joined(pairs, parts))
+        k, v = remember(cache, joined(pairs, parts))  # here, the lanes wait for each other
         for at, (part, mask, q) in enumerate(zip(parts, masks, queries, strict=True)):
             with device.lane(part.lane):
                 x = xs[at] + self.attn.attend(q, part.readable(k), part.readable(v), mask)
@@ -120,7 +120,8 @@ class Trunk(nn.Module):
 class GPT2(nn.Module):
     """GPT-2 with its output head: `decoder(ids)` with ids [B, L] gives logits [B, L, V].
 
-    cache: one entry per layer, each an object with mlx-lm's cache protocol (ours or mlx-lm's); updated in place.
+    cache: one entry per layer, each an object with mlx-lm's cache protocol (ours or mlx-lm's); updated in place. What a
+    cache returns must end with the positions of this pass.
     Raises ContextError if a position past the table of n_positions would be read. With one offset per row (batches)
     the caller has to check this: positions past the table then read its last vector.
     """

@@ -1,7 +1,8 @@
 """A pass through the network in parts, which two streams of MLX's CPU backend compute at the same time.
 
 There, a stream is one thread, and only its matrix products use more. Without parts, whatever is between the products
-leaves the other cores idle. Metal computes a pass as a whole.
+leaves the other cores idle. Metal computes a pass as a whole. (A batch's step is too short to be divided as a whole;
+its attention is: see mlxgen.network.cpu_kernels.)
 """
 
 from __future__ import annotations

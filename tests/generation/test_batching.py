@@ -299,7 +299,7 @@ def test_the_buffers_of_a_batch_have_little_unused_room() -> None:
     cache.expect(3)
     for _ in range(3):
         (slot,) = cache.reserve(1)
-        cache.join(slot, [row], 0, 60, 60)
+        cache.join(slot, [row], 0, 60, 60, 0)
         assert cache.layers[0].pair.shape[0] == 3  # from the first one on, so that nothing is copied
     for filled in range(61, 700):
         cache.begin_step()
@@ -309,8 +309,18 @@ def test_the_buffers_of_a_batch_have_little_unused_room() -> None:
         mx.eval(buffer)
     assert cache.filled(0) == 699
     (slot,) = cache.reserve(1)
-    cache.join(slot, [row], 0, 60, 60)
+    cache.join(slot, [row], 0, 60, 60, 0)
     assert cache.layers[0].pair.shape[0] == 5  # doubled, but no more than ever come
+
+
+def test_a_row_that_joins_brings_room_for_the_positions_to_come_but_no_more_than_for_64():
+    row = KVCache(growth=1)
+    row.update_and_fetch(mx.zeros((1, 2, 60, 8)), mx.zeros((1, 2, 60, 8)))
+    for to_come, positions in ((0, 64), (4, 64), (5, 128), (68, 128), (1000, 128)):
+        cache = BatchCache(1, most_rows=1)
+        (slot,) = cache.reserve(1)
+        cache.join(slot, [row], 0, 60, 60, to_come)
+        assert cache.layers[0].pair.shape[2] == positions
 
 
 def test_a_batch_that_is_left_early_frees_its_memory_at_once(model: mlxgen.Model) -> None:

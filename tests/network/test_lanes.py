@@ -56,6 +56,12 @@ def test_every_position_of_every_row_is_in_one_part(B, L):
     assert [part.lane for part in parts] == ([0] if B * L == 1 else [0, 1])
 
 
+def test_a_pass_is_divided_where_each_part_has_enough_positions(monkeypatch):
+    monkeypatch.setattr(device, "has_two_lanes", lambda: True)
+    sizes = [(1, 127), (1, 128), (2, 63), (2, 64), (127, 1), (128, 1)]
+    assert [len(lanes.parts_of(*size)) for size in sizes] == [1, 2, 1, 2, 1, 2]
+
+
 @given(L=st.integers(2, 40), before=st.integers(0, 30), max_size=st.sampled_from([None, 8, 24, 100]))
 def test_chunks_of_one_text(decoder, L, before, max_size):
     def compute() -> list[mx.array]:
@@ -86,7 +92,7 @@ def test_steps_of_rows_that_have_read_different_numbers_of_positions(decoder, le
         for length, slot in zip(lengths, rows.reserve(len(lengths)), strict=True):
             own = [KVCache() for _ in decoder.layers]
             decoder.hidden(random_ids(length, 1, length), own)
-            rows.join(slot, own, 0, length, length)
+            rows.join(slot, own, 0, length, length, 3)
         out = []
         for step in range(3):
             rows.begin_step()
