@@ -23,14 +23,26 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="module")
-def file(trace: Trace, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def runs(trace: Trace) -> tuple[Trace, ...]:
+    """What the page shows: a module's trace, or the two that it compares."""
+    return (trace,)
+
+
+@pytest.fixture(scope="module")
+def file(runs: tuple[Trace, ...], tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("page") / "trace.html"
-    path.write_text(page(trace), encoding="utf-8")
+    path.write_text(page(*runs), encoding="utf-8")
     return path
 
 
 @pytest.fixture
-def opened(browser: Browser, file: Path) -> Browser:
-    browser.size(1280, 900)
+def width() -> int:
+    """Of the window, in pixels."""
+    return 1280
+
+
+@pytest.fixture
+def opened(browser: Browser, file: Path, width: int) -> Browser:
+    browser.size(width, 900)
     browser.open(file)
     return browser

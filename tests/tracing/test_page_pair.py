@@ -34,18 +34,9 @@ def runs(model: mlxgen.Model) -> tuple[Trace, Trace]:
     raise AssertionError("no two seeds part late")
 
 
-@pytest.fixture(scope="module")
-def file(runs: tuple[Trace, Trace], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("pair") / "trace.html"
-    path.write_text(page(*runs), encoding="utf-8")
-    return path
-
-
 @pytest.fixture
-def opened(browser: Browser, file: Path) -> Browser:
-    browser.size(1400, 900)
-    browser.open(file)
-    return browser
+def width() -> int:
+    return 1400
 
 
 def current(browser: Browser) -> list[int]:
