@@ -94,7 +94,10 @@ class BatchCache:
         indices = [self._keep if index == self._max_size else index for index in self._next]
         filled = [self._filled(offset + 1) for offset in self.offsets]
         self.span = max(filled)
-        self.index = mx.array(indices, mx.uint32)[:, None, None, None]
+        # Slots that no row has are written, too, at their beginning: whoever joins fills them anew.
+        rows = 0 if self.layers[0].pair is None else self.layers[0].pair.shape[0]
+        self.spare = max(rows - len(self), 0)
+        self.index = mx.array([*indices, *[0] * self.spare], mx.uint32)[:, None, None, None]
         self.offset = mx.array(self.offsets)  # [n]
         self.mask = None
         if min(filled) < self.span:
@@ -129,10 +132,10 @@ class BatchCacheLayer:
     def update_pair(self, pair: mx.array) -> mx.array:
         """Write each row's next position, keys and values [n, 2 H, 1, D/H]; returns [n, 2 H, span, D/H]."""
         slots, n = self._slots, len(self._slots)
-        buffer, index = _with_room(self.pair, pair, n, slots.span, slots.most_rows), slots.index
-        if spare := buffer.shape[0] - n:  # slots that no row has are written, too: whoever joins fills them anew
-            pair, index = (mx.pad(part, [(0, spare), (0, 0), (0, 0), (0, 0)]) for part in (pair, index))
-        self.pair = mx.put_along_axis(buffer, index, pair, axis=2)
+        buffer = _with_room(self.pair, pair, n, slots.span, slots.most_rows)
+        if slots.spare:
+            pair = mx.pad(pair, [(0, slots.spare), (0, 0), (0, 0), (0, 0)])
+        self.pair = mx.put_along_axis(buffer, slots.index, pair, axis=2)
         return self.pair[:n, :, : slots.span]
 
     def put(self, row: int, pair: mx.array, rows: int, positions: int) -> None:
