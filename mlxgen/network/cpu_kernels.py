@@ -12,7 +12,7 @@ import mlx.core as mx
 
 from mlxgen import device
 from mlxgen.cpu_exp import LARGE, LOG2_E, exp2
-from mlxgen.network.lanes import LEAST
+from mlxgen.network.lanes import LEAST, halves
 
 MANY = 8  # rows of a batch from which on its attention is worth two lanes; from LEAST on, whole passes may have them
 ROWS = 128  # queries that causal attention computes at a time: their scores are smaller, and read no later keys
@@ -33,12 +33,12 @@ def attention(q: mx.array, k: mx.array, v: mx.array, *, scale: float, mask: Any 
     """
     B, _, L, _ = q.shape
     if L == 1 and MANY <= B < LEAST and device.has_two_lanes():  # a batch's step: a small product for each row and head
-        halves = []
-        for lane, rows in ((1, slice(B // 2, B)), (0, slice(B // 2))):
-            own = mask[rows] if isinstance(mask, mx.array) and mask.ndim == 4 and mask.shape[0] > 1 else mask
-            with device.lane(lane):
-                halves.append(_attention(q[rows], k[rows], v[rows], scale, own))
-        return mx.concatenate(halves[::-1])
+        out = []
+        for part in halves(B, L):
+            with device.lane(part.lane):
+                own = q[part.rows.start : part.rows.stop]
+                out.append(_attention(own, part.readable(k), part.readable(v), scale, part.of_mask(mask)))
+        return mx.concatenate(out)
     return _attention(q, k, v, scale, mask)
 
 

@@ -58,6 +58,11 @@ def parts_of(B: int, L: int) -> list[Part]:
     """How to divide a pass over L positions of B rows."""
     if B * L < 2 * LEAST or not device.has_two_lanes():
         return [Part(B, L, 0, range(B), range(L))]
+    return halves(B, L)
+
+
+def halves(B: int, L: int) -> list[Part]:
+    """Half of the rows for each lane, or half of the positions of a single row."""
     if B > 1:
         return [Part(B, L, 0, range(B // 2), range(L)), Part(B, L, 1, range(B // 2, B), range(L))]
     return [Part(B, L, 0, range(1), range(L // 2)), Part(B, L, 1, range(1), range(L // 2, L))]
