@@ -1,16 +1,42 @@
-"""What pyproject.toml cannot say: the C sources are compiled on Linux, where there is a C compiler, and only there."""
+"""What pyproject.toml cannot say: the C and C++ sources are compiled on Linux, where there is a compiler, and only there."""
 
 import sys
 
 from setuptools import Extension, setup
 
 threads = ["-pthread"]
-sgemm = Extension(
-    "mlxgen._sgemm",
-    ["mlxgen/sgemm.c", "mlxgen/few_rows.c"],
-    depends=["mlxgen/few_rows.h", "mlxgen/few_rows_dots.h", "mlxgen/few_rows_columns.h"],
-    extra_compile_args=["-O3", *threads],
-    extra_link_args=threads,
-    optional=True,
-)
-setup(ext_modules=[sgemm] if sys.platform == "linux" else [])
+
+
+def products() -> Extension:
+    """cblas_sgemm, and the functions that operation.cpp gives to MLX."""
+    return Extension(
+        "mlxgen._sgemm",
+        ["mlxgen/sgemm.c", "mlxgen/few_rows.c", "mlxgen/operations.c"],
+        depends=[f"mlxgen/{name}.h" for name in ("few_rows", "few_rows_dots", "few_rows_columns", "operations", "row_functions")],
+        extra_compile_args=["-O3", *threads],
+        extra_link_args=threads,
+        optional=True,
+    )
+
+
+def operation() -> Extension:
+    """An extension of MLX, bound as MLX's own are: by nanobind, in its domain."""
+    import mlx
+    import nanobind
+
+    from_mlx, bindings = mlx.__path__[0], nanobind.__path__[0]
+    return Extension(
+        "mlxgen._operation",
+        ["mlxgen/operation.cpp", f"{bindings}/src/nb_combined.cpp"],
+        depends=["mlxgen/operations.h"],
+        include_dirs=[f"{from_mlx}/include", f"{bindings}/include", f"{bindings}/ext/robin_map/include"],
+        define_macros=[("NB_DOMAIN", "mlx")],
+        library_dirs=[f"{from_mlx}/lib"],
+        libraries=["mlx"],
+        extra_compile_args=["-std=c++20", "-O2", "-fvisibility=hidden", "-fno-strict-aliasing"],
+        language="c++",
+        optional=True,
+    )
+
+
+setup(ext_modules=[products(), operation()] if sys.platform == "linux" else [])

@@ -33,6 +33,7 @@ _loaded: str | None = None
 _problem: str | None = None
 _few_rows: ctypes.CDLL | None = None
 _threads = 1  # that share a product there
+_runs_all = False  # whether the processor has the vector instructions that it can use
 
 
 class _BeforeMLX:
@@ -91,6 +92,12 @@ def is_quick_for_a_row() -> bool:
     return _few_rows is not None
 
 
+def compiled_part() -> ctypes.CDLL | None:
+    """The compiled C sources; None where there are none, or this processor is older than they need."""
+    load_library()
+    return _few_rows if _runs_all else None
+
+
 def product_threads() -> int:
     """How many threads share a product: OpenBLAS's number, so that OPENBLAS_NUM_THREADS sets it; 1 without sgemm.c."""
     load_library()
@@ -139,7 +146,7 @@ def _load(path: str) -> None:
 
 def _load_few_rows(library: ctypes.CDLL, prefix: str) -> bool:
     """Load the compiled sgemm.c in front of an OpenBLAS. Return False if it was not compiled, or for another BLAS."""
-    global _few_rows, _threads
+    global _few_rows, _threads, _runs_all
     here = os.path.dirname(__file__)
     compiled = next((f for s in EXTENSION_SUFFIXES if os.path.isfile(f := os.path.join(here, "_sgemm" + s))), None)
     if compiled is None or not hasattr(library, prefix + "openblas_set_num_threads"):
@@ -151,7 +158,7 @@ def _load_few_rows(library: ctypes.CDLL, prefix: str) -> bool:
     names = ("cblas_sgemm", "cblas_sgemv", "openblas_set_num_threads")
     functions = (ctypes.cast(getattr(library, prefix + name), ctypes.c_void_p) for name in names)
     _threads = getattr(library, prefix + "openblas_get_num_threads")()
-    few_rows.mlxgen_use(*functions, _threads)
+    _runs_all = bool(few_rows.mlxgen_use(*functions, _threads))
     _few_rows = few_rows
     return True
 

@@ -10,6 +10,7 @@
    mlxgen/blas.py loads this library before OpenBLAS and MLX, and passes it OpenBLAS's functions. */
 
 #include "few_rows.h"
+#include "operations.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -33,19 +34,6 @@ enum {
 typedef void gemm_t(int, int, int, int, int, int, float, const float *, int, const float *, int, float, float *, int);
 typedef void gemv_t(int, int, int, int, float, const float *, int, const float *, int, float, float *, int);
 
-/* C = alpha op(A) op(B) + beta C in rows: C is [m, n], op(A) [m, k], op(B) [k, n]; at, bt: whether op transposes. */
-typedef struct {
-    int at, bt, m, n, k;
-    float alpha;
-    const float *a;
-    int lda;
-    const float *b;
-    int ldb;
-    float beta;
-    float *c;
-    int ldc;
-} product;
-
 static gemm_t *gemm;
 static gemv_t *gemv;
 static int n_threads = 1, most_rows; /* most_rows: up to this many go to few_rows.c */
@@ -53,8 +41,9 @@ static int n_threads = 1, most_rows; /* most_rows: up to this many go to few_row
 static pthread_mutex_t user = PTHREAD_MUTEX_INITIALIZER; /* held by the thread whose product is shared */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of what follows */
 static pthread_cond_t shared = PTHREAD_COND_INITIALIZER, left = PTHREAD_COND_INITIALIZER;
-static product job;
-static int block;                             /* rows or columns of the job that a thread takes at a time */
+static void (*job)(const void *, int); /* work(data, block) for each of its blocks */
+static const void *job_data;
+static int n_blocks;
 static atomic_int next, n_shared, n_helping;  /* the next block; jobs so far; helpers that may be reading the job */
 
 /* y[i] = alpha W x[i] + beta y[i] for each of `rows` vectors. W is [out, in], or [in, out] where trans is TRANS.
@@ -78,7 +67,7 @@ static void vectors(int rows, int out, int in, float alpha, const float *w, int 
     }
 }
 
-static void multiply(const product *p)
+void mlxgen_multiply(const product *p)
 {
     int at = p->at, bt = p->bt, empty = p->m <= 0 || p->n <= 0 || p->k <= 0;
     int most = bt && p->k >= LONG ? 2 * most_rows : most_rows;
@@ -97,28 +86,10 @@ static void multiply(const product *p)
              p->ldb, p->beta, p->c, p->ldc);
 }
 
-/* Rows first to first + size of a product that has more rows than columns, or else these columns of it. */
-static product part(product p, int first, int size)
-{
-    if (p.m > p.n) {
-        p.a += p.at ? (size_t)first : (size_t)first * p.lda;
-        p.c += (size_t)first * p.ldc;
-        p.m = p.m - first < size ? p.m - first : size;
-    } else {
-        p.b += p.bt ? (size_t)first * p.ldb : (size_t)first;
-        p.c += first;
-        p.n = p.n - first < size ? p.n - first : size;
-    }
-    return p;
-}
-
 static void take_blocks(void)
 {
-    int length = job.m > job.n ? job.m : job.n;
-    for (int b; (b = atomic_fetch_add(&next, 1)) <= (length - 1) / block;) {
-        product p = part(job, b * block, block);
-        multiply(&p);
-    }
+    for (int block; (block = atomic_fetch_add(&next, 1)) < n_blocks;)
+        job(job_data, block);
 }
 
 static void pause_briefly(void)
@@ -175,19 +146,17 @@ static int callers(void)
     return n;
 }
 
-static void share(product p)
+void mlxgen_in_blocks(void (*work)(const void *, int), const void *data, int blocks)
 {
-    int length = p.m > p.n ? p.m : p.n, other = p.m > p.n ? p.n : p.m;
-    int size = length / (BLOCKS * n_threads) + 1, least = other < 64 ? 64 : other < WIDEST ? other : WIDEST;
-    size = ((size > least ? size : least) + 15) / 16 * 16;
-    if (n_threads == 1 || length <= size || (double)p.m * p.n * p.k < LEAST || callers() >= n_threads) {
-        multiply(&p);
+    if (n_threads == 1 || blocks == 1 || callers() >= n_threads) {
+        for (int block = 0; block < blocks; block++)
+            work(data, block);
         return;
     }
     pthread_mutex_lock(&user);
     pthread_mutex_lock(&lock);
     wait_for_helpers(); /* one that came too late for the job before may still be there */
-    job = p, block = size;
+    job = work, job_data = data, n_blocks = blocks;
     atomic_store(&next, 0);
     atomic_fetch_add(&n_shared, 1);
     pthread_cond_broadcast(&shared);
@@ -199,6 +168,40 @@ static void share(product p)
     wait_for_helpers();
     pthread_mutex_unlock(&lock);
     pthread_mutex_unlock(&user);
+}
+
+/* A product that threads share. */
+typedef struct {
+    product whole;
+    int size; /* rows of a block of a product that has more rows than columns, or else columns */
+} shared_product;
+
+static void multiply_block(const void *data, int block)
+{
+    const shared_product *of = data;
+    product p = of->whole;
+    int first = block * of->size;
+    if (p.m > p.n) {
+        p.a += p.at ? (size_t)first : (size_t)first * p.lda;
+        p.c += (size_t)first * p.ldc;
+        p.m = p.m - first < of->size ? p.m - first : of->size;
+    } else {
+        p.b += p.bt ? (size_t)first * p.ldb : (size_t)first;
+        p.c += first;
+        p.n = p.n - first < of->size ? p.n - first : of->size;
+    }
+    mlxgen_multiply(&p);
+}
+
+static void share(product p)
+{
+    int length = p.m > p.n ? p.m : p.n, other = p.m > p.n ? p.n : p.m;
+    int size = length / (BLOCKS * n_threads) + 1, least = other < 64 ? 64 : other < WIDEST ? other : WIDEST;
+    size = ((size > least ? size : least) + 15) / 16 * 16;
+    if (n_threads == 1 || length <= size || (double)p.m * p.n * p.k < LEAST || callers() >= n_threads)
+        mlxgen_multiply(&p);
+    else
+        mlxgen_in_blocks(multiply_block, &(shared_product){p, size}, (length - 1) / size + 1);
 }
 
 /* A product of one column as one of one row: C^T = op(B)^T op(A)^T. */
@@ -232,11 +235,13 @@ void cblas_sgemm(int order, int transa, int transb, int m, int n, int k, float a
         share(p);
 }
 
-/* Use these functions of OpenBLAS, and as many threads. Called once, before any product. */
-void mlxgen_use(gemm_t *m, gemv_t *v, void (*set_threads)(int), int threads)
+/* Use these functions of OpenBLAS, and as many threads. Called once, before any product. Returns whether this processor
+   runs few_rows.c and operations.c. */
+int mlxgen_use(gemm_t *m, gemv_t *v, void (*set_threads)(int), int threads)
 {
     gemm = m, gemv = v, most_rows = most_few_rows();
     set_threads(1);
     for (pthread_t thread; n_threads < threads && pthread_create(&thread, NULL, help, NULL) == 0; n_threads++)
         pthread_detach(thread);
+    return most_rows > 0;
 }

@@ -10,13 +10,18 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlxgen import device
+from mlxgen import cpu_operations, device
 from mlxgen.cpu_exp import LARGE, LOG2_E, exp2
-from mlxgen.network.lanes import LEAST, halves
 
-MANY = 8  # rows of a batch from which on its attention is worth two lanes; from LEAST on, whole passes may have them
 ROWS = 128  # queries that causal attention computes at a time: their scores are smaller, and read no later keys
 MASKED = -1e30  # added to masked scores; finite, so that a fully masked row does not become NaN
+
+
+def gate(x: mx.array, linear: float, cubic: float = 0.0) -> mx.array:
+    """x * sigmoid(linear x + cubic x^3)."""
+    if cpu_operations.serve(x):
+        return cpu_operations.gate(x, linear, cubic)
+    return x * sigmoid(x * (linear + cubic * x * x) if cubic else linear * x)
 
 
 def sigmoid(x: mx.array) -> mx.array:
@@ -31,14 +36,8 @@ def attention(q: mx.array, k: mx.array, v: mx.array, *, scale: float, mask: Any 
 
     mask: None, "causal", a bool array, or an array of numbers that are added to the scores.
     """
-    B, _, L, _ = q.shape
-    if L == 1 and MANY <= B < LEAST and device.has_two_lanes():  # a batch's step: a small product for each row and head
-        out = []
-        for part in halves(B, L):
-            with device.lane(part.lane):
-                own = q[part.rows.start : part.rows.stop]
-                out.append(_attention(own, part.readable(k), part.readable(v), scale, part.of_mask(mask)))
-        return mx.concatenate(out)
+    if cpu_operations.serve(q, k, v) and (not isinstance(mask, mx.array) or mask.dtype == mx.bool_):
+        return cpu_operations.attention(q, k, v, scale, mask)
     return _attention(q, k, v, scale, mask)
 
 

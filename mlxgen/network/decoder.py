@@ -21,7 +21,7 @@ from mlxgen.errors import ContextError
 from mlxgen.network.activations import activation
 from mlxgen.network.cpu_kernels import attention
 from mlxgen.network.lanes import Part, joined, parts_of
-from mlxgen.network.layer_norm import WatchfulLayerNorm
+from mlxgen.network.layer_norm import LayerNorm, WatchfulLayerNorm
 from mlxgen.network.pair_cache import split_pair
 
 if TYPE_CHECKING:
@@ -76,10 +76,10 @@ class Block(nn.Module):
 
     def __init__(self, config: GPT2Config, layer: int) -> None:
         super().__init__()
-        norm = WatchfulLayerNorm if layer == config.n_layer - 1 else nn.LayerNorm
+        norm = WatchfulLayerNorm if layer == config.n_layer - 1 else LayerNorm
         self.ln_1 = norm(config.n_embd, eps=config.layer_norm_epsilon)
         self.attn = Attention(config, layer)
-        self.ln_2 = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
+        self.ln_2 = LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
         self.mlp = MLP(config)
 
     def __call__(self, xs: list[mx.array], parts: Sequence[Part], masks: Sequence[Any], cache: Any) -> list[mx.array]:

@@ -10,12 +10,25 @@ from __future__ import annotations
 import mlx.core as mx
 import mlx.nn as nn
 
+from mlxgen import cpu_operations
 
-class WatchfulLayerNorm(nn.LayerNorm):
-    """nn.LayerNorm, but NaN for rows whose squares overflow: x [..., D] -> [..., D]."""
+
+class LayerNorm(nn.LayerNorm):
+    """nn.LayerNorm, in one pass on the CPU backend: x [..., D] -> [..., D]."""
 
     def __call__(self, x: mx.array) -> mx.array:
+        if cpu_operations.serve(x, self.weight, self.bias):
+            return cpu_operations.layer_norm(x, self.weight, self.bias, self.eps)
         y: mx.array = super().__call__(x)
-        if x.dtype == mx.float16:  # its squares are summed in float32, where they fit
+        return y
+
+
+class WatchfulLayerNorm(LayerNorm):
+    """LayerNorm, but NaN for rows whose squares overflow."""
+
+    def __call__(self, x: mx.array) -> mx.array:
+        y = super().__call__(x)
+        # cpu_operations does the same itself. Squares of float16 are summed in float32, where they fit.
+        if cpu_operations.serve(x, self.weight, self.bias) or x.dtype == mx.float16:
             return y
         return y + 0 * mx.sum(mx.square(x), axis=-1, keepdims=True)  # infinity times 0 is NaN

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 
+from mlxgen import cpu_operations
 from mlxgen.cpu_exp import exp_of_negative
 
 BLOCK = 256  # about the square root of a vocabulary
@@ -15,6 +16,8 @@ BLOCK = 256  # about the square root of a vocabulary
 
 def softmax(logits: mx.array) -> mx.array:
     """Probabilities from logits: float32 [..., V] -> [..., V]."""
+    if cpu_operations.serve(logits):
+        return cpu_operations.softmax(logits)
     weights = mx.exp(logits - mx.max(logits, axis=-1, keepdims=True))
     return weights / total(weights)
 
@@ -29,6 +32,8 @@ def log_total(logits: mx.array, highest: mx.array | None = None) -> mx.array:
 
     highest: each row's highest logit [..., 1], if it is known.
     """
+    if cpu_operations.serve(logits):
+        return cpu_operations.log_total(logits)
     if highest is None:
         highest = mx.max(logits, axis=-1, keepdims=True)
     return highest + mx.log(total(exp_of_negative(logits - highest)))

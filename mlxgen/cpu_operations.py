@@ -1,0 +1,106 @@
+"""Operations that MLX's CPU backend computes in many passes over memory, and C functions of ours in one.
+
+operations.c has the functions, and operation.cpp makes each a node of MLX's lazy graph. Both are compiled where mlxgen
+is installed on Linux with a C and a C++ compiler, for the version of MLX that is the newest then. Elsewhere, and for
+other types than float32, callers use operations of MLX: see `serve`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from mlxgen import blas, device
+
+
+def serve(*arrays: mx.array) -> bool:
+    """Whether these operations are there, and take the arrays."""
+    return device.on_cpu() and _extension() is not None and all(x.dtype == mx.float32 for x in arrays)
+
+
+def are_there() -> bool:
+    """Whether they are compiled, for the version of MLX that is in use."""
+    return _extension() is not None
+
+
+def gate(x: mx.array, linear: float, cubic: float) -> mx.array:
+    """x * sigmoid(linear x + cubic x^3)."""
+    return _call("gate", [x], x.shape, [linear, cubic])
+
+
+def gelu(x: mx.array) -> mx.array:
+    """x times the normal distribution's cumulative probability, to 1.5e-7."""
+    return _call("gelu", [x], x.shape, [])
+
+
+def layer_norm(x: mx.array, weight: mx.array, bias: mx.array, epsilon: float) -> mx.array:
+    """LayerNorm over the last axis: x [..., D] -> [..., D]. Rows whose squares overflow become NaN."""
+    return _call("layer_norm", [x, weight, bias], x.shape, [epsilon])
+
+
+def softmax(x: mx.array) -> mx.array:
+    """Probabilities over the last axis: x [..., V] -> [..., V]."""
+    return _call("softmax", [x], x.shape, [])
+
+
+def log_total(x: mx.array) -> mx.array:
+    """The logarithm of the sum of e^x over the last axis: x [..., V] -> [..., 1]."""
+    return _call("log_total", [x], [*x.shape[:-1], 1], [])
+
+
+def attention(q: mx.array, k: mx.array, v: mx.array, scale: float, mask: mx.array | str | None) -> mx.array:
+    """Attention: q, k, v [B, H, positions, D/H] -> [B, H, L, D/H], in memory as [B, L, H, D/H].
+
+    mask: None, "causal", or bools that can be broadcast to [B, H, L, S]. A query that may read nothing gives 0.
+    """
+    (B, H, L, width), S = q.shape, k.shape[2]
+    masks = [mx.broadcast_to(mask, (B, H, L, S))] if isinstance(mask, mx.array) else []
+    numbers = [scale, float(mask == "causal"), float(len(masks))]
+    return _call("attention", [q, k, v, *masks], [B, L, H, width], numbers).transpose(0, 2, 1, 3)
+
+
+def _call(name: str, inputs: Sequence[mx.array], shape: Sequence[int], numbers: Sequence[float]) -> mx.array:
+    result: mx.array = _operation(name)(inputs, shape, numbers)
+    return result
+
+
+def _plain_attention(inputs: Sequence[mx.array], numbers: Sequence[float]) -> mx.array:
+    (q, k, v, *masks), (scale, causal, _) = inputs, numbers
+    mask = "causal" if causal else masks[0] if masks else None
+    return mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask=mask).transpose(0, 2, 1, 3)
+
+
+# What each operation computes, as functions of its inputs and numbers, in operations of MLX: gradients are taken of it.
+PLAIN: dict[str, Callable[[Sequence[mx.array], Sequence[float]], mx.array]] = {
+    "gate": lambda inputs, numbers: inputs[0] * mx.sigmoid(numbers[0] * inputs[0] + numbers[1] * inputs[0] ** 3),
+    "gelu": lambda inputs, _: nn.gelu(inputs[0]),
+    "layer_norm": lambda inputs, numbers: mx.fast.layer_norm(*inputs, numbers[0]),
+    "softmax": lambda inputs, _: mx.softmax(inputs[0], axis=-1),
+    "log_total": lambda inputs, _: mx.logsumexp(inputs[0], axis=-1, keepdims=True),
+    "attention": _plain_attention,
+}
+
+
+@cache
+def _operation(name: str) -> Any:
+    extension, functions = _extension(), blas.compiled_part()
+    assert extension and functions  # `serve` was asked first
+    return extension.operation(ctypes.cast(getattr(functions, f"mlxgen_{name}"), ctypes.c_void_p).value, PLAIN[name])
+
+
+@cache
+def _extension() -> Any:
+    """The compiled operation.cpp; None where it is missing, or was compiled for another version of MLX."""
+    if blas.compiled_part() is None:
+        return None
+    try:
+        extension = importlib.import_module("mlxgen._operation")
+    except ImportError:
+        return None
+    return extension if extension.mlx_version == mx.__version__ else None

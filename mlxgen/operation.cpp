@@ -1,0 +1,119 @@
+/* Operations of MLX's CPU backend that are computed by C functions: see operations.h.
+
+   This is MLX's own way to add an operation: a Primitive, which becomes a node of the lazy graph and is computed by the
+   stream it was made for. */
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "mlx/allocator.h"
+#include "mlx/array.h"
+#include "mlx/backend/common/utils.h"
+#include "mlx/backend/cpu/encoder.h"
+#include "mlx/primitives.h"
+#include "mlx/transforms.h"
+#include "mlx/utils.h"
+#include "mlx/version.h"
+
+extern "C" {
+#include "operations.h"
+}
+
+namespace nb = nanobind;
+namespace mx = mlx::core;
+
+/* compute: the C function. plain: the same in Python, which gradients are taken of. */
+struct Operation {
+  operation *compute;
+  nb::object plain;
+};
+
+/* An input, as it is when it is read: by then, the array itself may be gone, but not its memory. */
+struct Input {
+  const void *data;
+  mx::Shape shape;
+  mx::Strides strides;
+  std::vector<float> copy;
+
+  explicit Input(const mx::array &x) : data(x.data<void>()), shape(x.shape()), strides(x.strides()) {}
+
+  operand read(bool rows_may_have_gaps) {
+    if (!rows_may_have_gaps && !shape.empty() && shape.back() > 1 && strides.back() != 1) {
+      size_t size = 1;
+      for (auto length : shape)
+        size *= length;
+      copy.resize(size);
+      for (size_t i = 0; i < size; i++)
+        copy[i] = static_cast<const float *>(data)[mx::elem_to_loc(i, shape, strides)];
+      data = copy.data();
+      int64_t stride = 1;
+      for (int axis = shape.size() - 1; axis >= 0; stride *= shape[axis--])
+        strides[axis] = stride;
+    }
+    return {data, static_cast<int>(shape.size()), shape.data(), strides.data()};
+  }
+};
+
+class Call : public mx::Primitive {
+ public:
+  Call(mx::Stream stream, const Operation *operation, std::vector<float> numbers)
+      : Primitive(stream), operation_(operation), numbers_(std::move(numbers)) {}
+
+  void eval_cpu(const std::vector<mx::array> &inputs, std::vector<mx::array> &outputs) override {
+    auto &out = outputs[0];
+    out.set_data(mx::allocator::malloc(out.nbytes()));
+    std::vector<Input> in(inputs.begin(), inputs.end());
+    std::vector<bool> floats;
+    for (auto &x : inputs)
+      floats.push_back(x.dtype() == mx::float32);
+    mx::cpu::get_command_encoder(stream()).dispatch(
+        [compute = operation_->compute, numbers = numbers_, in, floats, to = out.data<float>()]() mutable {
+          std::vector<operand> operands;
+          for (size_t i = 0; i < in.size(); i++)
+            operands.push_back(in[i].read(!floats[i]));
+          compute(operands.data(), to, numbers.data());
+        });
+  }
+
+  void eval_gpu(const std::vector<mx::array> &, std::vector<mx::array> &) override {
+    throw std::runtime_error("this operation is for the CPU backend only");
+  }
+
+  std::vector<mx::array> vjp(const std::vector<mx::array> &primals, const std::vector<mx::array> &cotangents,
+                             const std::vector<int> &argnums, const std::vector<mx::array> &) override {
+    nb::gil_scoped_acquire gil;
+    auto plain = [this](const std::vector<mx::array> &inputs) {
+      return std::vector<mx::array>{nb::cast<mx::array>(operation_->plain(inputs, numbers_))};
+    };
+    auto all = mx::vjp(plain, primals, cotangents).second;
+    std::vector<mx::array> asked;
+    for (int argnum : argnums)
+      asked.push_back(all[argnum]);
+    return asked;
+  }
+
+  const char *name() const override { return "Call"; }
+
+ private:
+  const Operation *operation_;
+  std::vector<float> numbers_;
+};
+
+NB_MODULE(_operation, module) {
+  module.attr("mlx_version") = std::to_string(MLX_VERSION_MAJOR) + "." + std::to_string(MLX_VERSION_MINOR) + "." +
+                               std::to_string(MLX_VERSION_PATCH);
+  nb::class_<Operation>(module, "Operation")
+      .def("__call__", [](const Operation &self, std::vector<mx::array> inputs, std::vector<int> shape,
+                          std::vector<float> numbers) {
+        auto call = std::make_shared<Call>(mx::to_stream({}), &self, std::move(numbers));
+        return mx::array(mx::Shape(shape.begin(), shape.end()), mx::float32, std::move(call), std::move(inputs));
+      });
+  /* Never destroyed: a graph may outlive Python's own objects. */
+  module.def(
+      "operation",
+      [](size_t address, nb::object plain) {
+        return new Operation{reinterpret_cast<operation *>(address), std::move(plain)};
+      },
+      nb::rv_policy::reference);
+}
