@@ -1,4 +1,4 @@
-"""What pyproject.toml cannot say: the C and C++ sources are compiled on Linux, where there is a compiler, and only there."""
+"""What pyproject.toml cannot say: C and C++ are compiled on Linux, where there is a compiler, and only there."""
 
 import sys
 
@@ -12,7 +12,10 @@ def products() -> Extension:
     return Extension(
         "mlxgen._sgemm",
         ["mlxgen/sgemm.c", "mlxgen/few_rows.c", "mlxgen/operations.c"],
-        depends=[f"mlxgen/{name}.h" for name in ("few_rows", "few_rows_dots", "few_rows_columns", "operations", "row_functions")],
+        depends=[
+            f"mlxgen/{name}.h"
+            for name in ("few_rows", "few_rows_dots", "few_rows_columns", "operations", "row_functions")
+        ],
         extra_compile_args=["-O3", *threads],
         extra_link_args=threads,
         optional=True,

@@ -164,8 +164,15 @@ static void attend(const attention_job *job, int b, int h, int start, int L, flo
         int last = job->causal ? S - all + start + l + 1 : S;
         if (mask) {
             const uint8_t *open = (const uint8_t *)mask->data + b * mask->strides[0] + h * mask->strides[1] + (start + l) * mask->strides[2];
-            for (int s = 0; s < S; s++)
+            int n_open = 0;
+            for (int s = 0; s < S; s++) {
+                n_open += open[s * mask->strides[3]];
                 row[s] = open[s * mask->strides[3]] ? row[s] : -INFINITY;
+            }
+            if (n_open == 0) { /* whoever sees only -infinity otherwise has overflowed, and becomes NaN */
+                memset(row, 0, width * sizeof(float));
+                continue;
+            }
         }
         for (int s = last; s < width; s++)
             row[s] = -INFINITY;

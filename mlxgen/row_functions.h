@@ -34,9 +34,8 @@ TARGET static void NAME(gate)(int n, const float *x, float *out, float linear, f
 {
     for (int i = 0; i < n; i++) {
         float t = -LOG2_E * x[i] * __builtin_fmaf(cubic, x[i] * x[i], linear);
-        t = t < -126 ? -126 : t;
-        t = t > 126 ? 126 : t;
-        out[i] = x[i] / (1 + NAME(exp2)(t));
+        float power = NAME(exp2)(t < -126 ? -126 : t > 126 ? 126 : t);
+        out[i] = t > 126 ? 0 : x[i] / (1 + power);
     }
 }
 
@@ -122,16 +121,13 @@ INLINE float NAME(exponentials)(int n, const float *x, float highest, float *out
     return NAME(sum)(&sums);
 }
 
-/* out = softmax(x); out may be x itself, and is 0 if all of x is -infinity. In blocks, so that the sum of 50,000 numbers
+/* out = softmax(x); out may be x itself. In blocks, so that the sum of 50,000 numbers
    keeps its last digits. */
 TARGET static void NAME(softmax)(int n, const float *x, float *out)
 {
     float highest = NAME(highest)(n, x), total = 0;
-    if (highest == -INFINITY)
-        highest = 0;
     for (int i = 0; i < n; i += BLOCK)
         total += NAME(exponentials)(n - i < BLOCK ? n - i : BLOCK, x + i, highest, out + i);
-    total = total == 0 ? 1 : total;
     for (int i = 0; i < n; i++)
         out[i] /= total;
 }
