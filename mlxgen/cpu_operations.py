@@ -101,6 +101,7 @@ def _extension() -> Any:
         return None
     try:
         extension = importlib.import_module("mlxgen._operation")
-    except ImportError:
+        extension.operation(0, len)([mx.array(0.0)], [1], [])  # TypeError: nanobind's version is not that of MLX's
+    except (ImportError, TypeError):
         return None
     return extension if extension.mlx_version == mx.__version__ else None
