@@ -24,9 +24,10 @@ def serve(*arrays: mx.array) -> bool:
     return device.on_cpu() and _extension() is not None and all(x.dtype == mx.float32 for x in arrays)
 
 
-def are_there() -> bool:
-    """Whether they are compiled, for the version of MLX that is in use."""
-    return _extension() is not None
+def compiled_for() -> str | None:
+    """The version of MLX that they were compiled for; None where they are missing."""
+    extension = _module()
+    return None if extension is None else str(extension.mlx_version)
 
 
 def gate(x: mx.array, linear: float, cubic: float) -> mx.array:
@@ -96,12 +97,19 @@ def _operation(name: str) -> Any:
 
 @cache
 def _extension() -> Any:
-    """The compiled operation.cpp; None where it is missing, or was compiled for another version of MLX."""
-    if blas.compiled_part() is None:
+    """The compiled operation.cpp, if it can be used: it fits only the version of MLX that it was compiled for."""
+    extension = _module()
+    if extension is None or extension.mlx_version != mx.__version__ or blas.compiled_part() is None:
         return None
     try:
-        extension = importlib.import_module("mlxgen._operation")
-        extension.operation(0, len)([mx.array(0.0)], [1], [])  # TypeError: nanobind's version is not that of MLX's
-    except (ImportError, TypeError):
+        extension.operation(0, len)([mx.array(0.0)], [1], [])
+    except TypeError:  # it does not know MLX's arrays: it was compiled with a nanobind that MLX was not
         return None
-    return extension if extension.mlx_version == mx.__version__ else None
+    return extension
+
+
+def _module() -> Any:
+    try:
+        return importlib.import_module("mlxgen._operation")
+    except ImportError:
+        return None

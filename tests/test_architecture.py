@@ -35,7 +35,7 @@ HOUSE = {
                        generation
                          model
               network | sampling | text
-                        cpu_exp
+                 cpu_exp | cpu_operations
                         device
                          blas
                        reading
@@ -70,7 +70,7 @@ PARTS = list(HOUSE)  # each may import those before it
 DOORS = {("mlxgen.model", "mlxgen.weights"), ("mlxgen.__main__", "mlxgen.cli.main")}
 
 # What computes on the CPU alone, or differs there, may stand here.
-CPU_CODE = {"mlxgen.blas", "mlxgen.cpu_exp", "mlxgen.device", "mlxgen.network.cpu_kernels"}
+CPU_CODE = {"mlxgen.blas", "mlxgen.cpu_exp", "mlxgen.cpu_operations", "mlxgen.device", "mlxgen.network.cpu_kernels"}
 
 # Modules that import by a name made at run time: public names and subcommands, at their first use.
 LAZY = {"mlxgen", "mlxgen.weights", "mlxgen.cli.main"}

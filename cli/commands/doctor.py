@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import sys
 from importlib import metadata
 from typing import Any
@@ -24,7 +25,8 @@ def doctor(offline: bool, as_json: bool) -> None:
 
     --json prints one object with these keys: system, python, device, device_setting (MLXGEN_DEVICE, or null where it
     is not set), memory (bytes), compute_dtype (of float16 weights), blas (a path, or null for MLX's own),
-    quick_for_a_row (whether mlxgen's own sgemm stands in front of it), versions (null if not installed), hub (address,
+    quick_for_a_row (whether mlxgen's own sgemm stands in front of it), operations (whether mlxgen's compiled operations
+    are used), versions (null if not installed), hub (address,
     whether it was reached, cache folder), advice (a list of sentences, empty if there is nothing to improve).
     """
     entries = examine(offline)
@@ -39,7 +41,7 @@ def doctor(offline: bool, as_json: bool) -> None:
         ("system", f"{entries['system']}, Python {entries['python']}"),
         ("device", f"{entries['device']}{chosen}, {size(entries['memory'])} of memory"),
         ("dtype", f"float16 weights are computed in {entries['compute_dtype']}"),
-        ("BLAS", (entries["blas"] or "MLX's own") + (", with mlxgen's sgemm" if entries["quick_for_a_row"] else "")),
+        ("BLAS", (entries["blas"] or "MLX's own") + _ours(entries)),
         ("versions", versions),
         ("hub", f"{hub['address']} {reached}; cache {hub['cache']}"),
     ]
@@ -52,7 +54,7 @@ def examine(offline: bool) -> dict[str, Any]:
     import mlx.core as mx
     from huggingface_hub import constants
 
-    from mlxgen import blas, device
+    from mlxgen import blas, cpu_operations, device
     from mlxgen.weights.metal_speed import advice_for_local_models
 
     library, trouble = None, []
@@ -62,7 +64,12 @@ def examine(offline: bool) -> dict[str, Any]:
         trouble.append(str(error))
     reached = None if offline or constants.HF_HUB_OFFLINE else _reached(constants.ENDPOINT)
     quick = library is not None and blas.is_quick_for_a_row()
+    operations = cpu_operations.serve()
     versions = {name: _version(name) for name in PACKAGES}
+    advice = _advice(device.on_cpu(), library, quick, reached)
+    compiled_for = cpu_operations.compiled_for()
+    if quick and device.on_cpu() and compiled_for != mx.__version__:
+        advice.append(_about_operations(compiled_for, mx.__version__))
     return {
         "system": platform.platform(terse=True) + " " + platform.machine(),
         "python": platform.python_version(),
@@ -72,9 +79,10 @@ def examine(offline: bool) -> dict[str, Any]:
         "compute_dtype": str(device.compute_dtype(mx.float16)).removeprefix("mlx.core."),
         "blas": library,
         "quick_for_a_row": quick,
+        "operations": operations,
         "versions": versions,
         "hub": {"address": constants.ENDPOINT, "reached": reached, "cache": constants.HF_HUB_CACHE},
-        "advice": trouble + _advice(device.on_cpu(), library, quick, reached) + advice_for_local_models(),
+        "advice": trouble + advice + advice_for_local_models(),
     }
 
 
@@ -99,6 +107,29 @@ def _advice(on_cpu: bool, blas: str | None, quick_for_a_row: bool, reached: bool
             "The hub was not reached. Check the network. Models that are cached, local or bundled still open."
         )
     return advice
+
+
+def _ours(entries: dict[str, Any]) -> str:
+    """What of mlxgen's own stands beside the BLAS."""
+    if not entries["quick_for_a_row"]:
+        return ""
+    return ", with mlxgen's sgemm" + (" and operations" if entries["operations"] else "")
+
+
+def _about_operations(compiled_for: str | None, mlx: str) -> str:
+    """Why mlxgen's compiled operations are not used, and what to do."""
+    if compiled_for is None:
+        return (
+            "Prompts and batches are faster where mlxgen was installed with a C++ compiler: install one (such as g++),"
+            " then install mlxgen again."
+        )
+    newer = _numbers(compiled_for) > _numbers(mlx)
+    way_out = "install a newer one with: pip install --upgrade 'mlx[cpu]'" if newer else "install mlxgen again"
+    return f"Slower than it could be: mlxgen was compiled for MLX {compiled_for}, but {mlx} is installed; {way_out}."
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", version)[:3]]
 
 
 def _version(name: str) -> str | None:

@@ -6,10 +6,11 @@ import platform
 from importlib import metadata
 from pathlib import Path
 
+import mlx.core as mx
 import pytest
 from click.testing import CliRunner
 
-from mlxgen import blas, device
+from mlxgen import blas, cpu_operations, device
 from mlxgen.cli.commands.doctor import doctor
 from mlxgen.weights import convert
 from mlxgen.weights.metal_speed import advice_for_local_models
@@ -66,10 +67,33 @@ def test_a_missing_blas_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_missing_sgemm_and_the_way_to_it_are_named(monkeypatch: pytest.MonkeyPatch, quick: bool) -> None:
     monkeypatch.setattr(blas, "_loaded", "/lib/libopenblas.so.0")
     monkeypatch.setattr(blas, "_few_rows", object() if quick else None)
+    monkeypatch.setattr(cpu_operations, "serve", lambda: False)
     monkeypatch.setattr("sys.platform", "linux")
     text = CliRunner().invoke(doctor, ["--offline"]).stdout
     assert ("C compiler" in text) == (not quick)
     assert ("/lib/libopenblas.so.0, with mlxgen's sgemm\n" in text) == quick
+
+
+@pytest.mark.parametrize(
+    ("compiled_for", "advice"),
+    [
+        (mx.__version__, None),
+        (None, "installed with a C++ compiler"),
+        ("0.1.0", f"compiled for MLX 0.1.0, but {mx.__version__} is installed; install mlxgen again"),
+        ("99.0.1", "install a newer one with: pip install --upgrade 'mlx[cpu]'"),
+    ],
+)
+def test_operations_that_do_not_fit_mlx_and_the_way_out_are_named(
+    monkeypatch: pytest.MonkeyPatch, compiled_for: str | None, advice: str | None
+) -> None:
+    monkeypatch.setattr(blas, "_loaded", "/lib/libopenblas.so.0")
+    monkeypatch.setattr(blas, "_few_rows", object())
+    monkeypatch.setattr(device, "on_cpu", lambda: True)
+    monkeypatch.setattr(cpu_operations, "compiled_for", lambda: compiled_for)
+    monkeypatch.setattr(cpu_operations, "serve", lambda: advice is None)
+    text = CliRunner().invoke(doctor, ["--offline"]).stdout
+    assert ("mlxgen's sgemm and operations\n" in text) == (advice is None)
+    assert advice is None or advice in text
 
 
 def test_a_hub_that_does_not_answer_is_advice_and_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
