@@ -45,14 +45,19 @@ def layer_norm(x: mx.array, weight: mx.array, bias: mx.array, epsilon: float) ->
     return _call("layer_norm", [x, weight, bias], x.shape, [epsilon])
 
 
-def softmax(x: mx.array) -> mx.array:
-    """Probabilities over the last axis: x [..., V] -> [..., V]."""
-    return _call("softmax", [x], x.shape, [])
+def exponentials(x: mx.array) -> mx.array:
+    """e^x, divided by that of the highest in the last axis: x [..., V] -> [..., V]. Below 1e-38 it is 0."""
+    return _call("exponentials", [x], x.shape, [])
 
 
 def log_total(x: mx.array) -> mx.array:
     """The logarithm of the sum of e^x over the last axis: x [..., V] -> [..., 1]."""
     return _call("log_total", [x], [*x.shape[:-1], 1], [])
+
+
+def kth_highest(x: mx.array, k: int) -> mx.array:
+    """The k-th highest of the last axis, 1 <= k <= V: x [..., V] -> [..., 1]."""
+    return _call("kth_highest", [x], [*x.shape[:-1], 1], [k])
 
 
 def attention(q: mx.array, k: mx.array, v: mx.array, scale: float, mask: mx.array | str | None) -> mx.array:
@@ -82,8 +87,9 @@ PLAIN: dict[str, Callable[[Sequence[mx.array], Sequence[float]], mx.array]] = {
     "gate": lambda inputs, numbers: inputs[0] * mx.sigmoid(numbers[0] * inputs[0] + numbers[1] * inputs[0] ** 3),
     "gelu": lambda inputs, _: nn.gelu(inputs[0]),
     "layer_norm": lambda inputs, numbers: mx.fast.layer_norm(*inputs, numbers[0]),
-    "softmax": lambda inputs, _: mx.softmax(inputs[0], axis=-1),
+    "exponentials": lambda inputs, _: mx.exp(inputs[0] - mx.max(inputs[0], axis=-1, keepdims=True)),
     "log_total": lambda inputs, _: mx.logsumexp(inputs[0], axis=-1, keepdims=True),
+    "kth_highest": lambda inputs, numbers: mx.sort(inputs[0], axis=-1)[..., -int(numbers[0])][..., None],
     "attention": _plain_attention,
 }
 

@@ -13,7 +13,8 @@ typedef struct {
 /* Compute `out`, which has no gaps, from arrays and the operation's numbers. */
 typedef void operation(const operand *in, float *out, const float *numbers);
 
-operation mlxgen_gate, mlxgen_gelu, mlxgen_layer_norm, mlxgen_softmax, mlxgen_log_total, mlxgen_attention;
+operation mlxgen_gate, mlxgen_gelu, mlxgen_layer_norm, mlxgen_exponentials, mlxgen_log_total, mlxgen_kth_highest,
+    mlxgen_attention;
 
 /* Call work(data, block) for all blocks, on as many threads as may share a product. */
 void mlxgen_in_blocks(void (*work)(const void *, int), const void *data, int blocks);

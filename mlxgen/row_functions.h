@@ -63,7 +63,8 @@ INLINE float NAME(sum)(const parts *sums)
 }
 
 /* (x - mean) / sqrt(variance + epsilon) * weight + bias; NaN where the variance overflows. */
-TARGET static void NAME(layer_norm)(int n, const float *x, const float *weight, const float *bias, float *out, float epsilon)
+TARGET static void NAME(layer_norm)(int n, const float *x, const float *weight, const float *bias, float *out,
+                                    float epsilon)
 {
     parts sums = {0}, squares = {0};
     int i = 0, whole = n / LANES * LANES;
@@ -121,6 +122,12 @@ INLINE float NAME(exponentials)(int n, const float *x, float highest, float *out
     return NAME(sum)(&sums);
 }
 
+/* out = e^x, divided by that of the highest x. */
+TARGET static void NAME(below_highest)(int n, const float *x, float *out)
+{
+    NAME(exponentials)(n, x, NAME(highest)(n, x), out);
+}
+
 /* out = softmax(x); out may be x itself. In blocks, so that the sum of 50,000 numbers
    keeps its last digits. */
 TARGET static void NAME(softmax)(int n, const float *x, float *out)
@@ -139,6 +146,24 @@ TARGET static float NAME(log_total)(int n, const float *x)
     for (int i = 0; i < n; i += BLOCK)
         total += NAME(exponentials)(n - i < BLOCK ? n - i : BLOCK, x + i, highest, NULL);
     return highest + logf(total);
+}
+
+/* The k-th highest of x, for k from 1 to n: the least of a heap of the k highest. */
+TARGET static float NAME(kth_highest)(int n, const float *x, int k)
+{
+    float *heap = malloc(k * sizeof(float)), least;
+    for (int i = 0; i < k; i++)
+        heap[i] = -INFINITY;
+    for (int i = 0; i < n; i += LANES) {
+        int end = i + LANES < n ? i + LANES : n;
+        if (NAME(highest)(end - i, x + i) > heap[0])
+            for (int j = i; j < end; j++)
+                if (x[j] > heap[0])
+                    sink(heap, k, x[j]);
+    }
+    least = heap[0];
+    free(heap);
+    return least;
 }
 
 #undef INLINE

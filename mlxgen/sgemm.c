@@ -67,13 +67,21 @@ static void vectors(int rows, int out, int in, float alpha, const float *w, int 
     }
 }
 
+/* Whether p is one row times the keys or values of an attention head. sgemv is slower for matrices so narrow. */
+static int is_of_a_head(const product *p)
+{
+    int width = p->bt ? p->k : p->n, fits = p->bt || width % 16 == 0;
+    return p->m == 1 && p->n > 0 && p->k > 0 && (!p->at || p->lda == 1) && width <= HEAD && fits &&
+           (double)p->n * p->k < LEAST && most_rows > 0;
+}
+
 void mlxgen_multiply(const product *p)
 {
     int at = p->at, bt = p->bt, empty = p->m <= 0 || p->n <= 0 || p->k <= 0;
-    int most = bt && p->k >= LONG ? 2 * most_rows : most_rows;
-    if (!empty && !at && bt && p->m > 1 && p->m <= most)
+    int most = bt && p->k >= LONG ? 2 * most_rows : most_rows, some = !at && p->m > 1, head = is_of_a_head(p);
+    if (!empty && bt && ((some && p->m <= most) || head))
         multiply_few_rows_out_in(p->m, p->n, p->k, p->alpha, p->a, p->lda, p->b, p->ldb, p->beta, p->c, p->ldc);
-    else if (!empty && !at && !bt && p->m > 1 && p->m <= most_rows)
+    else if (!empty && !bt && ((some && p->m <= most_rows) || head))
         multiply_few_rows_in_out(p->m, p->n, p->k, p->alpha, p->a, p->lda, p->b, p->ldb, p->beta, p->c, p->ldc);
     else if (!empty && p->m <= (bt ? FEW : 1))
         vectors(p->m, p->n, p->k, p->alpha, p->b, bt ? NO_TRANS : TRANS, p->ldb, p->a, at ? 1 : p->lda, at ? p->lda : 1,
@@ -210,14 +218,6 @@ static product in_one_row(product p)
     return (product){!p.bt, !p.at, 1, p.m, p.k, p.alpha, p.b, p.ldb, p.a, p.lda, p.beta, p.c, p.m};
 }
 
-/* Whether p is one row times the keys or values of an attention head. sgemv is slower for matrices so narrow. */
-static int is_of_a_head(const product *p)
-{
-    int width = p->bt ? p->k : p->n, fits = p->bt || width % 16 == 0;
-    return p->m == 1 && p->n > 0 && p->k > 0 && (!p->at || p->lda == 1) && width <= HEAD && fits &&
-           (double)p->n * p->k < LEAST && most_rows > 0;
-}
-
 void cblas_sgemm(int order, int transa, int transb, int m, int n, int k, float alpha, const float *a, int lda,
                  const float *b, int ldb, float beta, float *c, int ldc)
 {
@@ -227,12 +227,7 @@ void cblas_sgemm(int order, int transa, int transb, int m, int n, int k, float a
         p = (product){bt, at, n, m, k, alpha, b, ldb, a, lda, beta, c, ldc};
     if (p.n == 1 && p.ldc == 1)
         p = in_one_row(p);
-    if (is_of_a_head(&p) && p.bt)
-        multiply_few_rows_out_in(1, p.n, p.k, p.alpha, p.a, 0, p.b, p.ldb, p.beta, p.c, 0);
-    else if (is_of_a_head(&p))
-        multiply_few_rows_in_out(1, p.n, p.k, p.alpha, p.a, 0, p.b, p.ldb, p.beta, p.c, 0);
-    else
-        share(p);
+    share(p);
 }
 
 /* Use these functions of OpenBLAS, and as many threads. Called once, before any product. Returns whether this processor

@@ -58,7 +58,7 @@ ROWS: dict[str, tuple[Callable[[mx.array], mx.array], Callable[[np.ndarray], np.
         3e-7,
     ),
     "gelu": (cpu_operations.gelu, lambda x: x * normal_cumulative(x), 3e-7),
-    "softmax": (cpu_operations.softmax, oracles.softmax, 1e-6),
+    "exponentials": (cpu_operations.exponentials, lambda x: np.exp(x - x.max(-1, keepdims=True)), 1e-6),
     "log_total": (cpu_operations.log_total, log_total, 1e-6),
 }
 
@@ -104,11 +104,20 @@ def test_the_total_of_a_vocabulary_keeps_its_last_digits():
 def test_what_was_removed_has_no_probability_and_damage_is_passed_on():
     x = np.zeros((4, 40), np.float32)
     x[0, 3:], x[1, 5], x[2, 5], x[3, :] = -np.inf, np.nan, np.inf, -np.inf
-    some, nan, inf, none = np.array(cpu_operations.softmax(mx.array(x)))
-    np.testing.assert_allclose(some, [1 / 3] * 3 + [0] * 37)
-    assert np.isnan(nan).all() and np.isnan(inf[5]) and np.isnan(none).all()
+    some, nan, inf, none = np.array(cpu_operations.exponentials(mx.array(x)))
+    np.testing.assert_allclose(some[:3], 1, rtol=2e-7)
+    assert not some[3:].any()
+    assert np.isnan(nan[5]) and np.isnan(inf[5]) and np.isnan(none).all()
     totals = np.array(cpu_operations.log_total(mx.array(x)))[:, 0]
     assert abs(totals[0] - np.log(3)) < 1e-6 and np.isnan(totals[1:]).all()
+
+
+@given(V=st.integers(1, 300), rows=st.integers(1, 3), different=st.integers(1, 40), data=st.data())
+def test_the_kth_highest_is_that_of_the_sorted_row(V, rows, different, data):
+    k = data.draw(st.integers(1, V))
+    x = np.random.default_rng(V).choice([-np.inf, *range(different)], (rows, V)).astype(np.float32)
+    got = np.array(cpu_operations.kth_highest(mx.array(x), k))
+    np.testing.assert_array_equal(got, np.sort(x, axis=-1)[:, V - k : V - k + 1])
 
 
 @pytest.mark.parametrize("name", ["gate", "gelu"])
@@ -189,17 +198,18 @@ def test_keys_and_weights_that_are_views():
 
 def test_empty_arrays():
     assert cpu_operations.gate(mx.zeros((0, 5)), 1, 0).tolist() == []
-    assert cpu_operations.softmax(mx.zeros((2, 0))).tolist() == [[], []]
+    assert cpu_operations.exponentials(mx.zeros((2, 0))).tolist() == [[], []]
     assert cpu_operations.attention(*[mx.zeros((0, 2, 3, 4))] * 3, 1.0, None).shape == (0, 2, 3, 4)
 
 
-@pytest.mark.parametrize("name", [*ROWS, "layer_norm", "attention"])
+@pytest.mark.parametrize("name", [*ROWS, "layer_norm", "kth_highest", "attention"])
 def test_gradients_are_those_of_mlxs_own_functions(name):
     x = mx.array(numbers(6, (2, 3, 5, 8)))
     plain = cpu_operations.PLAIN[name]
     vector = mx.array(numbers(7, (8,)))
     arrays, settings = {
         "gate": ([x], [1.6, 0.07]),
+        "kth_highest": ([x], [3]),
         "layer_norm": ([x, vector, vector + 1], [1e-5]),
         "attention": ([x, x + 1, x - 1], [0.5, 1.0, 0.0]),
     }.get(name, ([x], []))
@@ -223,11 +233,11 @@ def test_other_types_and_devices_take_mlxs_own_operations(monkeypatch):
 
 def test_several_threads_at_once():
     x = numbers(8, (70, 2000))
-    expected, found = np.array(cpu_operations.softmax(mx.array(x))), []
+    expected, found = np.array(cpu_operations.exponentials(mx.array(x))), []
 
     def compute() -> None:
         for _ in range(10):
-            found.append(np.array(cpu_operations.softmax(cpu_operations.gate(mx.array(x), 0, 0) * 2)))
+            found.append(np.array(cpu_operations.exponentials(cpu_operations.gate(mx.array(x), 0, 0) * 2)))
 
     threads = [threading.Thread(target=compute) for _ in range(4)]
     for thread in threads:
@@ -244,7 +254,7 @@ def test_memory_is_given_back():
     mx.eval(x)
     before = mx.get_active_memory()
     for _ in range(50):
-        mx.eval(cpu_operations.gelu(cpu_operations.softmax(x) + x))
+        mx.eval(cpu_operations.gelu(cpu_operations.exponentials(x) + x))
     gc.collect()
     assert mx.get_active_memory() <= before + 2 * x.nbytes
 

@@ -14,11 +14,11 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlxgen import device
+from mlxgen import cpu_operations, device
 from mlxgen.errors import OptionError, check_whole, shown
 from mlxgen.sampling.bans import Word, checked_tokens, checked_words
 from mlxgen.sampling.probability_cuts import SMALLEST, apply_epsilon_cutoff, apply_eta_cutoff, apply_typical_p
-from mlxgen.sampling.softmax import softmax, total, total_before
+from mlxgen.sampling.softmax import exponentials, softmax, total, total_before
 
 INF = float("inf")
 SORTED_AT_ONCE = 2048  # numbers that one of Metal's sorting kernels takes
@@ -175,6 +175,8 @@ def kth_highest(logits: mx.array, k: int) -> mx.array:
     A small k is looked for among the k highest of each block. On Metal, MLX sorts whole rows to find it: a block is one
     kernel, a vocabulary of 50,257 a dozen.
     """
+    if cpu_operations.serve(logits):
+        return cpu_operations.kth_highest(logits, k)
     B, V = logits.shape
     if V > SORTED_AT_ONCE and 4 * k <= SORTED_AT_ONCE:
         blocks = mx.pad(logits, [(0, 0), (0, -V % SORTED_AT_ONCE)], constant_values=-INF)
@@ -244,7 +246,7 @@ def draw(logits: mx.array, key: mx.array) -> mx.array:
     cut has no length and is never returned, however the device rounds the sums.
     """
     number = draw_numbers(key, logits.shape[0])  # [B]
-    weights = mx.exp(logits - mx.max(logits, axis=-1, keepdims=True))
+    weights = exponentials(logits)
     ends = total_before(weights) + weights
     bound = number[:, None] * total(weights)  # [B, 1]
     reached = device.fused(_past_and_possible)(ends, weights, bound)

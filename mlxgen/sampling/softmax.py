@@ -16,10 +16,15 @@ BLOCK = 256  # about the square root of a vocabulary
 
 def softmax(logits: mx.array) -> mx.array:
     """Probabilities from logits: float32 [..., V] -> [..., V]."""
-    if cpu_operations.serve(logits):
-        return cpu_operations.softmax(logits)
-    weights = mx.exp(logits - mx.max(logits, axis=-1, keepdims=True))
+    weights = exponentials(logits)
     return weights / total(weights)
+
+
+def exponentials(logits: mx.array) -> mx.array:
+    """Probabilities, each divided by the highest: float32 [..., V] -> [..., V]."""
+    if cpu_operations.serve(logits):
+        return cpu_operations.exponentials(logits)
+    return mx.exp(logits - mx.max(logits, axis=-1, keepdims=True))
 
 
 def log_softmax(logits: mx.array) -> mx.array:
