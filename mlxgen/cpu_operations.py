@@ -18,6 +18,8 @@ import mlx.nn as nn
 
 from mlxgen import blas, device
 
+MLX_VERSION = str(getattr(mx, "__version__", None))  # its types leave it out
+
 
 def serve(*arrays: mx.array) -> bool:
     """Whether these operations are there, and take the arrays."""
@@ -86,7 +88,7 @@ def _plain_attention(inputs: Sequence[mx.array], numbers: Sequence[float]) -> mx
 PLAIN: dict[str, Callable[[Sequence[mx.array], Sequence[float]], mx.array]] = {
     "gate": lambda inputs, numbers: inputs[0] * mx.sigmoid(numbers[0] * inputs[0] + numbers[1] * inputs[0] ** 3),
     "gelu": lambda inputs, _: nn.gelu(inputs[0]),
-    "layer_norm": lambda inputs, numbers: mx.fast.layer_norm(*inputs, numbers[0]),
+    "layer_norm": lambda inputs, numbers: mx.fast.layer_norm(inputs[0], inputs[1], inputs[2], numbers[0]),
     "exponentials": lambda inputs, _: mx.exp(inputs[0] - mx.max(inputs[0], axis=-1, keepdims=True)),
     "log_total": lambda inputs, _: mx.logsumexp(inputs[0], axis=-1, keepdims=True),
     "kth_highest": lambda inputs, numbers: mx.sort(inputs[0], axis=-1)[..., -int(numbers[0])][..., None],
@@ -105,7 +107,7 @@ def _operation(name: str) -> Any:
 def _extension() -> Any:
     """The compiled operation.cpp, if it can be used: it fits only the version of MLX that it was compiled for."""
     extension = _module()
-    if extension is None or extension.mlx_version != mx.__version__ or blas.compiled_part() is None:
+    if extension is None or extension.mlx_version != MLX_VERSION or blas.compiled_part() is None:
         return None
     try:
         extension.operation(0, len)([mx.array(0.0)], [1], [])

@@ -68,8 +68,8 @@ def examine(offline: bool) -> dict[str, Any]:
     versions = {name: _version(name) for name in PACKAGES}
     advice = _advice(device.on_cpu(), library, quick, reached)
     compiled_for = cpu_operations.compiled_for()
-    if quick and device.on_cpu() and compiled_for != mx.__version__:
-        advice.append(_about_operations(compiled_for, mx.__version__))
+    if quick and device.on_cpu() and compiled_for != cpu_operations.MLX_VERSION:
+        advice.append(_about_operations(compiled_for, cpu_operations.MLX_VERSION))
     return {
         "system": platform.platform(terse=True) + " " + platform.machine(),
         "python": platform.python_version(),
