@@ -4,6 +4,12 @@ import sys
 
 from setuptools import Extension, setup
 
+try:
+    import mlx
+    import nanobind
+except ImportError:  # only without pip's own environment for the build, which pyproject.toml describes
+    mlx = nanobind = None
+
 threads = ["-pthread"]
 
 
@@ -24,9 +30,6 @@ def products() -> Extension:
 
 def operation() -> Extension:
     """An extension of MLX, bound as MLX's own are: by nanobind, in its domain."""
-    import mlx
-    import nanobind
-
     from_mlx, bindings = mlx.__path__[0], nanobind.__path__[0]
     return Extension(
         "mlxgen._operation",
@@ -42,4 +45,9 @@ def operation() -> Extension:
     )
 
 
-setup(ext_modules=[products(), operation()] if sys.platform == "linux" else [])
+extensions = []
+if sys.platform == "linux":
+    extensions.append(products())
+    if nanobind:
+        extensions.append(operation())
+setup(ext_modules=extensions)

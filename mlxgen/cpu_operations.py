@@ -23,7 +23,7 @@ MLX_VERSION = str(getattr(mx, "__version__", None))  # its types leave it out
 
 def serve(*arrays: mx.array) -> bool:
     """Whether these operations are there, and take the arrays."""
-    return device.on_cpu() and _extension() is not None and all(x.dtype == mx.float32 for x in arrays)
+    return device.on_cpu() and _extension() is not None and all(x.dtype == mx.float32 and x.size for x in arrays)
 
 
 def compiled_for() -> str | None:
@@ -65,7 +65,8 @@ def kth_highest(x: mx.array, k: int) -> mx.array:
 def attention(q: mx.array, k: mx.array, v: mx.array, scale: float, mask: mx.array | str | None) -> mx.array:
     """Attention: q, k, v [B, H, positions, D/H] -> [B, H, L, D/H], in memory as [B, L, H, D/H].
 
-    mask: None, "causal", or bools that can be broadcast to [B, H, L, S]. A query that may read nothing gives 0.
+    There are S >= L positions of keys. mask: None, "causal", or bools that can be broadcast to [B, H, L, S]. A query
+    that may read nothing gives 0.
     """
     (B, H, L, width), S = q.shape, k.shape[2]
     masks = [mx.broadcast_to(mask, (B, H, L, S))] if isinstance(mask, mx.array) else []
@@ -84,7 +85,7 @@ def _plain_attention(inputs: Sequence[mx.array], numbers: Sequence[float]) -> mx
     return mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask=mask).transpose(0, 2, 1, 3)
 
 
-# What each operation computes, as functions of its inputs and numbers, in operations of MLX: gradients are taken of it.
+# What each operation computes, as functions of its inputs and numbers, in operations of MLX, which has their gradients.
 PLAIN: dict[str, Callable[[Sequence[mx.array], Sequence[float]], mx.array]] = {
     "gate": lambda inputs, numbers: inputs[0] * mx.sigmoid(numbers[0] * inputs[0] + numbers[1] * inputs[0] ** 3),
     "gelu": lambda inputs, _: nn.gelu(inputs[0]),
@@ -107,7 +108,10 @@ def _operation(name: str) -> Any:
 def _extension() -> Any:
     """The compiled operation.cpp, if it can be used: it fits only the version of MLX that it was compiled for."""
     extension = _module()
-    if extension is None or extension.mlx_version != MLX_VERSION or blas.compiled_part() is None:
+    functions = blas.compiled_part()
+    if extension is None or extension.mlx_version != MLX_VERSION or functions is None:
+        return None
+    if not all(hasattr(functions, f"mlxgen_{name}") for name in PLAIN):  # of older sources
         return None
     try:
         extension.operation(0, len)([mx.array(0.0)], [1], [])

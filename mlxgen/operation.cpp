@@ -11,6 +11,7 @@
 #include "mlx/array.h"
 #include "mlx/backend/common/utils.h"
 #include "mlx/backend/cpu/encoder.h"
+#include "mlx/ops.h"
 #include "mlx/primitives.h"
 #include "mlx/transforms.h"
 #include "mlx/utils.h"
@@ -23,23 +24,27 @@ extern "C" {
 namespace nb = nanobind;
 namespace mx = mlx::core;
 
-/* compute: the C function. plain: the same in Python, which gradients are taken of. */
+namespace {
+
+/* compute: the C function. plain: the same in Python, which MLX differentiates and vectorizes. */
 struct Operation {
   operation *compute;
   nb::object plain;
 };
 
 /* An input, as it is when it is read: by then, the array itself may be gone, but not its memory. */
-struct Input {
+class Input {
   const void *data;
   mx::Shape shape;
   mx::Strides strides;
   std::vector<float> copy;
 
+ public:
   explicit Input(const mx::array &x) : data(x.data<void>()), shape(x.shape()), strides(x.strides()) {}
 
-  operand read(bool rows_may_have_gaps) {
-    if (!rows_may_have_gaps && !shape.empty() && shape.back() > 1 && strides.back() != 1) {
+  /* Floats as operations.h promises them: copied where their places are others. */
+  operand read(bool are_floats) {
+    if (are_floats && !shape.empty() && !in_order()) {
       size_t size = 1;
       for (auto length : shape)
         size *= length;
@@ -52,6 +57,16 @@ struct Input {
         strides[axis] = stride;
     }
     return {data, static_cast<int>(shape.size()), shape.data(), strides.data()};
+  }
+
+ private:
+  bool in_order() {
+    int last = shape.size() - 1;
+    if (shape[last] > 1 && strides[last] != 1)
+      return false;
+    if (last > 0 && shape[last - 1] <= 1)
+      strides[last - 1] = shape[last]; /* the distance of a single row from the next may be anything */
+    return last == 0 || (strides[last - 1] >= shape[last] && strides[last - 1] <= std::numeric_limits<int>::max());
   }
 };
 
@@ -71,7 +86,7 @@ class Call : public mx::Primitive {
         [compute = operation_->compute, numbers = numbers_, in, floats, to = out.data<float>()]() mutable {
           std::vector<operand> operands;
           for (size_t i = 0; i < in.size(); i++)
-            operands.push_back(in[i].read(!floats[i]));
+            operands.push_back(in[i].read(floats[i]));
           compute(operands.data(), to, numbers.data());
         });
   }
@@ -82,23 +97,47 @@ class Call : public mx::Primitive {
 
   std::vector<mx::array> vjp(const std::vector<mx::array> &primals, const std::vector<mx::array> &cotangents,
                              const std::vector<int> &argnums, const std::vector<mx::array> &) override {
-    nb::gil_scoped_acquire gil;
-    auto plain = [this](const std::vector<mx::array> &inputs) {
-      return std::vector<mx::array>{nb::cast<mx::array>(operation_->plain(inputs, numbers_))};
-    };
-    auto all = mx::vjp(plain, primals, cotangents).second;
+    auto all = mx::vjp(plain(), primals, cotangents).second;
     std::vector<mx::array> asked;
     for (int argnum : argnums)
       asked.push_back(all[argnum]);
     return asked;
   }
 
+  std::vector<mx::array> jvp(const std::vector<mx::array> &primals, const std::vector<mx::array> &tangents,
+                             const std::vector<int> &argnums) override {
+    std::vector<mx::array> all;
+    for (auto &x : primals)
+      all.push_back(mx::zeros_like(x));
+    for (size_t i = 0; i < argnums.size(); i++)
+      all[argnums[i]] = tangents[i];
+    return mx::jvp(plain(), primals, all).second;
+  }
+
+  std::pair<std::vector<mx::array>, std::vector<int>> vmap(const std::vector<mx::array> &inputs,
+                                                           const std::vector<int> &axes) override {
+    return {mx::vmap(plain(), axes, {0})(inputs), {0}};
+  }
+
+  std::vector<mx::Shape> output_shapes(const std::vector<mx::array> &inputs) override {
+    return {plain()(inputs)[0].shape()};
+  }
+
   const char *name() const override { return "Call"; }
 
  private:
+  std::function<std::vector<mx::array>(const std::vector<mx::array> &)> plain() {
+    return [this](const std::vector<mx::array> &inputs) {
+      nb::gil_scoped_acquire gil;
+      return std::vector<mx::array>{nb::cast<mx::array>(operation_->plain(inputs, numbers_))};
+    };
+  }
+
   const Operation *operation_;
   std::vector<float> numbers_;
 };
+
+} // namespace
 
 NB_MODULE(_operation, module) {
   module.attr("mlx_version") = std::to_string(MLX_VERSION_MAJOR) + "." + std::to_string(MLX_VERSION_MINOR) + "." +

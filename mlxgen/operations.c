@@ -21,6 +21,14 @@ enum {
 typedef float parts __attribute__((vector_size(4 * LANES)));
 typedef float loose_parts __attribute__((vector_size(4 * LANES), aligned(4), may_alias)); /* that begin anywhere */
 
+static float *room_for(size_t n)
+{
+    float *room = malloc(n * sizeof(float));
+    if (!room)
+        abort(); /* of some hundred kilobytes; whatever comes next would fail, too */
+    return room;
+}
+
 /* Let x take the place of the first of a heap's k numbers, which is the least of them. */
 static void sink(float *heap, int k, float x)
 {
@@ -184,7 +192,7 @@ static void attention_block(const void *data, int block)
     const attention_job *job = data;
     int H = job->q->shape[1], L = job->q->shape[2], some = L < QUERIES ? L : QUERIES;
     int at = block * job->heads_of_a_block, end = at + job->heads_of_a_block;
-    float *scores = malloc(sizeof(float) * some * (job->k->shape[2] + LANES));
+    float *scores = room_for((size_t)some * (job->k->shape[2] + LANES));
     for (; at < end && at < job->q->shape[0] * H; at++)
         for (int start = 0; start < L; start += some)
             attend(job, at / H, at % H, start, L - start < some ? L - start : some, scores);

@@ -2,7 +2,8 @@
 
 #include <stdint.h>
 
-/* An array as MLX holds it. strides: distances in elements. The last axis of float arrays has no gaps. */
+/* An array as MLX holds it. strides: distances in elements. Floats of the last axis have no gaps, and the rows before
+   them do not overlap. */
 typedef struct {
     const void *data;
     int ndim;

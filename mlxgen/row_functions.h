@@ -22,18 +22,20 @@ INLINE float NAME(exp2)(float t)
     return power;
 }
 
-/* e^x, 0 below 1e-38 */
+/* e^x, 0 below 1e-38. NaN stays NaN: exp2 would make a number of some. */
 INLINE float NAME(exp)(float x)
 {
     float t = x * LOG2_E, power = NAME(exp2)(t < -126 ? -126 : t);
-    return t < -126 ? 0 : power;
+    return t >= -126 ? power : t < -126 ? 0 : t;
 }
 
 /* x / (1 + e^-(linear x + cubic x^3)) */
 TARGET static void NAME(gate)(int n, const float *x, float *out, float linear, float cubic)
 {
+    linear *= LOG2_E, cubic *= LOG2_E;
     for (int i = 0; i < n; i++) {
-        float t = -LOG2_E * x[i] * __builtin_fmaf(cubic, x[i] * x[i], linear);
+        float square = x[i] * x[i] < 1e30f ? x[i] * x[i] : 1e30f; /* infinity times a cubic of 0 would be NaN */
+        float t = -x[i] * __builtin_fmaf(cubic, square, linear);
         float power = NAME(exp2)(t < -126 ? -126 : t > 126 ? 126 : t);
         out[i] = t > 126 ? 0 : x[i] / (1 + power);
     }
@@ -62,7 +64,7 @@ INLINE float NAME(sum)(const parts *sums)
     return total;
 }
 
-/* (x - mean) / sqrt(variance + epsilon) * weight + bias; NaN where the variance overflows. */
+/* (x - mean) / sqrt(variance + epsilon) * weight + bias; NaN where the sum of the squares overflows. */
 TARGET static void NAME(layer_norm)(int n, const float *x, const float *weight, const float *bias, float *out,
                                     float epsilon)
 {
@@ -79,7 +81,9 @@ TARGET static void NAME(layer_norm)(int n, const float *x, const float *weight, 
     }
     for (; i < n; i++)
         squares[0] += (x[i] - mean) * (x[i] - mean);
-    float variance = NAME(sum)(&squares) / n, scale = variance < INFINITY ? 1 / sqrtf(variance + epsilon) : NAN;
+    float variance = NAME(sum)(&squares) / n, scale = 1 / sqrtf(variance + epsilon);
+    if (!(n * (variance + mean * mean) < INFINITY))
+        scale = NAN;
     for (i = 0; i < n; i++)
         out[i] = __builtin_fmaf((x[i] - mean) * scale, weight[i], bias[i]);
 }
@@ -151,7 +155,7 @@ TARGET static float NAME(log_total)(int n, const float *x)
 /* The k-th highest of x, for k from 1 to n: the least of a heap of the k highest. */
 TARGET static float NAME(kth_highest)(int n, const float *x, int k)
 {
-    float *heap = malloc(k * sizeof(float)), least;
+    float *heap = room_for(k), least;
     for (int i = 0; i < k; i++)
         heap[i] = -INFINITY;
     for (int i = 0; i < n; i += LANES) {

@@ -67,21 +67,13 @@ static void vectors(int rows, int out, int in, float alpha, const float *w, int 
     }
 }
 
-/* Whether p is one row times the keys or values of an attention head. sgemv is slower for matrices so narrow. */
-static int is_of_a_head(const product *p)
-{
-    int width = p->bt ? p->k : p->n, fits = p->bt || width % 16 == 0;
-    return p->m == 1 && p->n > 0 && p->k > 0 && (!p->at || p->lda == 1) && width <= HEAD && fits &&
-           (double)p->n * p->k < LEAST && most_rows > 0;
-}
-
-void mlxgen_multiply(const product *p)
+static void multiply(const product *p)
 {
     int at = p->at, bt = p->bt, empty = p->m <= 0 || p->n <= 0 || p->k <= 0;
-    int most = bt && p->k >= LONG ? 2 * most_rows : most_rows, some = !at && p->m > 1, head = is_of_a_head(p);
-    if (!empty && bt && ((some && p->m <= most) || head))
+    int most = bt && p->k >= LONG ? 2 * most_rows : most_rows;
+    if (!empty && !at && bt && p->m > 1 && p->m <= most)
         multiply_few_rows_out_in(p->m, p->n, p->k, p->alpha, p->a, p->lda, p->b, p->ldb, p->beta, p->c, p->ldc);
-    else if (!empty && !bt && ((some && p->m <= most_rows) || head))
+    else if (!empty && !at && !bt && p->m > 1 && p->m <= most_rows)
         multiply_few_rows_in_out(p->m, p->n, p->k, p->alpha, p->a, p->lda, p->b, p->ldb, p->beta, p->c, p->ldc);
     else if (!empty && p->m <= (bt ? FEW : 1))
         vectors(p->m, p->n, p->k, p->alpha, p->b, bt ? NO_TRANS : TRANS, p->ldb, p->a, at ? 1 : p->lda, at ? p->lda : 1,
@@ -154,6 +146,24 @@ static int callers(void)
     return n;
 }
 
+/* Whether p is one row times the keys or values of an attention head. sgemv is slower for matrices so narrow. */
+static int is_of_a_head(const product *p)
+{
+    int width = p->bt ? p->k : p->n, fits = p->bt || width % 16 == 0;
+    return p->m == 1 && p->n > 0 && p->k > 0 && (!p->at || p->lda == 1) && width <= HEAD && fits &&
+           (double)p->n * p->k < LEAST && most_rows > 0;
+}
+
+void mlxgen_multiply(const product *p)
+{
+    if (!is_of_a_head(p))
+        multiply(p);
+    else if (p->bt)
+        multiply_few_rows_out_in(1, p->n, p->k, p->alpha, p->a, 0, p->b, p->ldb, p->beta, p->c, 0);
+    else
+        multiply_few_rows_in_out(1, p->n, p->k, p->alpha, p->a, 0, p->b, p->ldb, p->beta, p->c, 0);
+}
+
 void mlxgen_in_blocks(void (*work)(const void *, int), const void *data, int blocks)
 {
     if (n_threads == 1 || blocks == 1 || callers() >= n_threads) {
@@ -198,7 +208,7 @@ static void multiply_block(const void *data, int block)
         p.c += first;
         p.n = p.n - first < of->size ? p.n - first : of->size;
     }
-    mlxgen_multiply(&p);
+    multiply(&p);
 }
 
 static void share(product p)
@@ -207,7 +217,7 @@ static void share(product p)
     int size = length / (BLOCKS * n_threads) + 1, least = other < 64 ? 64 : other < WIDEST ? other : WIDEST;
     size = ((size > least ? size : least) + 15) / 16 * 16;
     if (n_threads == 1 || length <= size || (double)p.m * p.n * p.k < LEAST || callers() >= n_threads)
-        mlxgen_multiply(&p);
+        multiply(&p);
     else
         mlxgen_in_blocks(multiply_block, &(shared_product){p, size}, (length - 1) / size + 1);
 }
@@ -227,7 +237,10 @@ void cblas_sgemm(int order, int transa, int transb, int m, int n, int k, float a
         p = (product){bt, at, n, m, k, alpha, b, ldb, a, lda, beta, c, ldc};
     if (p.n == 1 && p.ldc == 1)
         p = in_one_row(p);
-    share(p);
+    if (is_of_a_head(&p)) /* and not a block of a product: its sums have the same order whoever computes it */
+        mlxgen_multiply(&p);
+    else
+        share(p);
 }
 
 /* Use these functions of OpenBLAS, and as many threads. Called once, before any product. Returns whether this processor

@@ -57,6 +57,7 @@ ROWS: dict[str, tuple[Callable[[mx.array], mx.array], Callable[[np.ndarray], np.
         lambda x: x * oracles.sigmoid(1.6 * x + 0.07 * x**3),
         3e-7,
     ),
+    "gate without a cube": (lambda x: cpu_operations.gate(x, 1, 0), lambda x: x * oracles.sigmoid(x), 3e-7),
     "gelu": (cpu_operations.gelu, lambda x: x * normal_cumulative(x), 3e-7),
     "exponentials": (cpu_operations.exponentials, lambda x: np.exp(x - x.max(-1, keepdims=True)), 1e-6),
     "log_total": (cpu_operations.log_total, log_total, 1e-6),
@@ -85,6 +86,13 @@ def test_layer_norm_is_that_written_out(width, leading, sharp, seed):
     np.testing.assert_allclose(got, expected, rtol=1e-5, atol=2e-5)
 
 
+def test_layer_norm_is_nan_where_squares_overflow_even_if_their_differences_do_not():
+    vector = mx.ones(16)
+    for x, overflows in ((2.0**70, True), (1e20 + 1e13 * numbers(1, (16,)), True), (2.0**50, False)):
+        row = mx.broadcast_to(mx.array(x, mx.float32), (16,))
+        assert mx.all(mx.isnan(cpu_operations.layer_norm(row, vector, vector, 1e-5))).item() == overflows
+
+
 @pytest.mark.parametrize("name", ROWS)
 def test_a_row_is_the_same_to_the_bit_whatever_is_beside_it(name):
     operation, _, _ = ROWS[name]
@@ -104,6 +112,9 @@ def test_the_total_of_a_vocabulary_keeps_its_last_digits():
 def test_what_was_removed_has_no_probability_and_damage_is_passed_on():
     x = np.zeros((4, 40), np.float32)
     x[0, 3:], x[1, 5], x[2, 5], x[3, :] = -np.inf, np.nan, np.inf, -np.inf
+    for damage in (0xFFFFFFFF, 0x7FC00001):  # NaN, too
+        x.view(np.uint32)[1, 5] = damage
+        assert np.isnan(np.array(cpu_operations.log_total(mx.array(x)))[1])
     some, nan, inf, none = np.array(cpu_operations.exponentials(mx.array(x)))
     np.testing.assert_allclose(some[:3], 1, rtol=2e-7)
     assert not some[3:].any()
@@ -120,7 +131,7 @@ def test_the_kth_highest_is_that_of_the_sorted_row(V, rows, different, data):
     np.testing.assert_array_equal(got, np.sort(x, axis=-1)[:, V - k : V - k + 1])
 
 
-@pytest.mark.parametrize("name", ["gate", "gelu"])
+@pytest.mark.parametrize("name", ["gate", "gate without a cube", "gelu"])
 def test_activations_far_out(name):
     far = np.array(ROWS[name][0](mx.array([-3e38, -100.0, 0.0, 100.0, 1e9, np.inf, np.nan])))
     assert far[0] == 0 and abs(far[1]) < 1e-30 and far[2] == 0 and list(far[3:6]) == [100, 1e9, np.inf]
@@ -170,7 +181,8 @@ def test_attention_of_one_row_and_head_is_the_same_to_the_bit_whatever_is_beside
 def views(x: mx.array) -> list[mx.array]:
     """The same numbers in other places of memory. x: [4, 6, 8]."""
     wide = mx.concatenate([x, x + 1], axis=2)
-    return [wide[:, :, :8], mx.contiguous(x.transpose(2, 1, 0)).transpose(2, 1, 0), mx.repeat(x, 2, axis=1)[:, ::2]]
+    turned = mx.contiguous(x[:, ::-1])[:, ::-1]
+    return [wide[:, :, :8], mx.contiguous(x.transpose(2, 1, 0)).transpose(2, 1, 0), mx.repeat(x, 2, 1)[:, ::2], turned]
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -196,13 +208,18 @@ def test_keys_and_weights_that_are_views():
         )
 
 
-def test_empty_arrays():
-    assert cpu_operations.gate(mx.zeros((0, 5)), 1, 0).tolist() == []
-    assert cpu_operations.exponentials(mx.zeros((2, 0))).tolist() == [[], []]
-    assert cpu_operations.attention(*[mx.zeros((0, 2, 3, 4))] * 3, 1.0, None).shape == (0, 2, 3, 4)
+def test_what_they_are_not_for_goes_to_mlx():
+    """Empty arrays, and keys whose number or shape is not what a decoder's are."""
+    assert not cpu_operations.serve(mx.zeros((0, 5)))
+    q, k = mx.array(numbers(1, (1, 2, 40, 8))), mx.array(numbers(2, (1, 2, 3, 8)))
+    for mask in ("causal", None):
+        ours, theirs = (f(q, k, k, scale=0.5, mask=mask) for f in (attention, mx.fast.scaled_dot_product_attention))
+        np.testing.assert_allclose(np.array(ours), np.array(theirs), atol=1e-5)
+    with pytest.raises(ValueError):
+        attention(q, k[..., :4], k[..., :4], scale=0.5)
 
 
-@pytest.mark.parametrize("name", [*ROWS, "layer_norm", "kth_highest", "attention"])
+@pytest.mark.parametrize("name", cpu_operations.PLAIN)
 def test_gradients_are_those_of_mlxs_own_functions(name):
     x = mx.array(numbers(6, (2, 3, 5, 8)))
     plain = cpu_operations.PLAIN[name]
@@ -222,6 +239,15 @@ def test_gradients_are_those_of_mlxs_own_functions(name):
     ours = gradients(lambda arrays: cpu_operations._call(name, arrays, shape, settings))
     for one, other in zip(ours, gradients(lambda arrays: plain(arrays, settings)), strict=True):
         np.testing.assert_allclose(np.array(one), np.array(other), atol=1e-4)
+
+
+def test_mlx_vectorizes_them_and_knows_their_shapes():
+    x = mx.array(numbers(6, (2, 3, 8)))
+    np.testing.assert_allclose(
+        np.array(mx.vmap(cpu_operations.log_total)(x)), np.array(cpu_operations.log_total(x)), atol=1e-6
+    )
+    _, (ours,) = mx.jvp(cpu_operations.gelu, [x], [mx.ones_like(x)])
+    np.testing.assert_allclose(np.array(ours), np.array(mx.grad(lambda x: cpu_operations.gelu(x).sum())(x)), atol=1e-6)
 
 
 def test_other_types_and_devices_take_mlxs_own_operations(monkeypatch):

@@ -151,6 +151,23 @@ def test_products_of_several_threads_take_turns_where_there_are_more_cores() -> 
     fresh(script, cwd=Path(__file__).parents[1], env={**os.environ, "OPENBLAS_NUM_THREADS": "6"})
 
 
+ONE_ROW = """
+import json, zlib
+import mlxgen
+import mlx.core as mx
+normal = lambda *shape: mx.random.normal(shape, key=mx.random.key(7))
+print(json.dumps([zlib.crc32(memoryview(normal(1, k) @ normal(k, 768))) for k in (768, 3072)]))
+"""
+
+
+def test_one_row_is_the_same_to_the_bit_whatever_the_number_of_threads() -> None:
+    answers = [
+        fresh(ONE_ROW, cwd=Path(os.sep), env={**os.environ, "OPENBLAS_NUM_THREADS": number})
+        for number in ("1", "2", "3")
+    ]
+    assert answers[0] == answers[1] == answers[2]
+
+
 def test_mlx_multiplies_one_row_as_it_multiplies_many() -> None:
     import mlx.core as mx
 

@@ -37,7 +37,8 @@ def attention(q: mx.array, k: mx.array, v: mx.array, *, scale: float, mask: Any 
 
     mask: None, "causal", a bool array, or an array of numbers that are added to the scores.
     """
-    if cpu_operations.serve(q, k, v) and (not isinstance(mask, mx.array) or mask.dtype == mx.bool_):
+    usual = k.shape == v.shape and q.shape[:2] == k.shape[:2] and q.shape[2] <= k.shape[2] and q.shape[3] == k.shape[3]
+    if usual and cpu_operations.serve(q, k, v) and (not isinstance(mask, mx.array) or mask.dtype == mx.bool_):
         return cpu_operations.attention(q, k, v, scale, mask)
     return _attention(q, k, v, scale, mask)
 

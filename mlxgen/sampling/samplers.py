@@ -175,10 +175,11 @@ def kth_highest(logits: mx.array, k: int) -> mx.array:
     A small k is looked for among the k highest of each block. On Metal, MLX sorts whole rows to find it: a block is one
     kernel, a vocabulary of 50,257 a dozen.
     """
-    if cpu_operations.serve(logits):
-        return cpu_operations.kth_highest(logits, k)
     B, V = logits.shape
-    if V > SORTED_AT_ONCE and 4 * k <= SORTED_AT_ONCE:
+    is_small = 4 * k <= SORTED_AT_ONCE
+    if is_small and cpu_operations.serve(logits):
+        return cpu_operations.kth_highest(logits, k)
+    if is_small and V > SORTED_AT_ONCE:
         blocks = mx.pad(logits, [(0, 0), (0, -V % SORTED_AT_ONCE)], constant_values=-INF)
         blocks = blocks.reshape(B, -1, SORTED_AT_ONCE)
         logits = mx.topk(blocks, k, axis=-1).reshape(B, -1)  # [B, blocks * k]
