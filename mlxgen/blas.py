@@ -32,7 +32,6 @@ PREFIXES = ("", "scipy_")  # of OpenBLAS's names; MLX can use the second only th
 _loaded: str | None = None
 _problem: str | None = None
 _few_rows: ctypes.CDLL | None = None
-_threads = 1  # that share a product there
 _runs_all = False  # whether the processor has the vector instructions that it can use
 
 
@@ -98,12 +97,6 @@ def compiled_part() -> ctypes.CDLL | None:
     return _few_rows if _runs_all else None
 
 
-def product_threads() -> int:
-    """How many threads share a product: OpenBLAS's number, so that OPENBLAS_NUM_THREADS sets it; 1 without sgemm.c."""
-    load_library()
-    return _threads
-
-
 def _setting() -> str:
     """MLXGEN_BLAS; "off" wherever the system is not Linux."""
     setting = os.environ.get("MLXGEN_BLAS", "")
@@ -146,7 +139,7 @@ def _load(path: str) -> None:
 
 def _load_few_rows(library: ctypes.CDLL, prefix: str) -> bool:
     """Load the compiled sgemm.c in front of an OpenBLAS. Return False if it was not compiled, or for another BLAS."""
-    global _few_rows, _threads, _runs_all
+    global _few_rows, _runs_all
     here = os.path.dirname(__file__)
     compiled = next((f for s in EXTENSION_SUFFIXES if os.path.isfile(f := os.path.join(here, "_sgemm" + s))), None)
     if compiled is None or not hasattr(library, prefix + "openblas_set_num_threads"):
@@ -157,8 +150,8 @@ def _load_few_rows(library: ctypes.CDLL, prefix: str) -> bool:
         return False
     names = ("cblas_sgemm", "cblas_sgemv", "openblas_set_num_threads")
     functions = (ctypes.cast(getattr(library, prefix + name), ctypes.c_void_p) for name in names)
-    _threads = getattr(library, prefix + "openblas_get_num_threads")()
-    _runs_all = bool(few_rows.mlxgen_use(*functions, _threads))
+    threads = getattr(library, prefix + "openblas_get_num_threads")()  # set by OPENBLAS_NUM_THREADS
+    _runs_all = bool(few_rows.mlxgen_use(*functions, threads))
     _few_rows = few_rows
     return True
 

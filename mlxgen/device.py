@@ -72,22 +72,6 @@ def on_cpu() -> bool:
     return bool(mx.default_device().type == mx.DeviceType.cpu)
 
 
-def has_two_lanes() -> bool:
-    """Whether two streams of the CPU backend gain by computing at the same time: see `lane`.
-
-    They do where sgemm.c lets each compute products of its own. OpenBLAS alone lets one of them wait.
-    """
-    return on_cpu() and blas.product_threads() > 1
-
-
-def lane(number: int) -> contextlib.AbstractContextManager[object]:
-    """Where the body's operations are computed: 0 is the stream in use; on the CPU, 1 is another one beside it."""
-    return mx.stream(_second_lane) if number and has_two_lanes() else contextlib.nullcontext()
-
-
-_second_lane = mx.new_thread_local_stream(mx.cpu)
-
-
 def compute_dtype(stored: mx.Dtype, asked: str | None = None) -> mx.Dtype:
     """The type to compute in, by name; None is float32 on the CPU backend, where others are far slower; else as stored.
 

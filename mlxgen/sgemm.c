@@ -4,8 +4,8 @@
    row goes to its sgemv, which reads the matrix where it lies. Several rows go to few_rows.c, and so does one row times
    the keys or values of an attention head. OpenBLAS's threads split a product into equal parts and wait for each other
    without sleeping, so one busy neighbour stalls them all. Here OpenBLAS computes on one thread, and the threads of this
-   file take small blocks of a product, whoever is free the next one. Where as many threads of the program multiply as
-   there are cores, each computes its own products alone.
+   file take small blocks of a product, whoever is free the next one. A thread of the program that multiplies while they
+   work for another one computes alone.
 
    mlxgen/blas.py loads this library before OpenBLAS and MLX, and passes it OpenBLAS's functions. */
 
@@ -15,7 +15,6 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stddef.h>
-#include <time.h>
 
 enum { ROW_MAJOR = 101, NO_TRANS = 111, TRANS = 112 };
 enum {
@@ -26,8 +25,6 @@ enum {
     LEAST = 512 * 1024,  /* multiplications from which a product is shared between threads */
     BLOCKS = 4,          /* blocks for each thread: enough to even out what a neighbour takes */
     WIDEST = 192,        /* rows or columns of a block whose copying no longer counts */
-    RECENT = 5000000,    /* nanoseconds for which a thread counts as busy after it began a product */
-    CALLERS = 16,        /* threads that are counted; with more of them, some count as one */
     SPINS = 2000         /* some 30 microseconds: the time between the products of a decode step */
 };
 
@@ -38,7 +35,7 @@ static gemm_t *gemm;
 static gemv_t *gemv;
 static int n_threads = 1, most_rows; /* most_rows: up to this many go to few_rows.c */
 
-static pthread_mutex_t user = PTHREAD_MUTEX_INITIALIZER; /* held by the thread whose product is shared */
+static pthread_mutex_t user = PTHREAD_MUTEX_INITIALIZER; /* held by the thread whose work is shared */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of what follows */
 static pthread_cond_t shared = PTHREAD_COND_INITIALIZER, left = PTHREAD_COND_INITIALIZER;
 static void (*job)(const void *, int); /* work(data, block) for each of its blocks */
@@ -127,25 +124,6 @@ static void wait_for_helpers(void) /* with the lock held: sleeping leaves them t
         pthread_cond_wait(&left, &lock);
 }
 
-/* How many threads of the program have lately had products large enough to be shared, the calling one included. MLX's
-   streams are such threads, and mlxgen computes long passes in two of them. */
-static int callers(void)
-{
-    static atomic_llong last[CALLERS];
-    static atomic_int known;
-    static _Thread_local int own = -1;
-    struct timespec time;
-    int n = 0;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    long long now = time.tv_sec * 1000000000LL + time.tv_nsec;
-    if (own < 0)
-        own = atomic_fetch_add(&known, 1) % CALLERS;
-    atomic_store(&last[own], now);
-    for (int i = 0; i < CALLERS; i++)
-        n += now - atomic_load(&last[i]) < RECENT;
-    return n;
-}
-
 /* Whether p is one row times the keys or values of an attention head. sgemv is slower for matrices so narrow. */
 static int is_of_a_head(const product *p)
 {
@@ -166,12 +144,11 @@ void mlxgen_multiply(const product *p)
 
 void mlxgen_in_blocks(void (*work)(const void *, int), const void *data, int blocks)
 {
-    if (n_threads == 1 || blocks == 1 || callers() >= n_threads) {
+    if (n_threads == 1 || blocks == 1 || pthread_mutex_trylock(&user) != 0) {
         for (int block = 0; block < blocks; block++)
             work(data, block);
         return;
     }
-    pthread_mutex_lock(&user);
     pthread_mutex_lock(&lock);
     wait_for_helpers(); /* one that came too late for the job before may still be there */
     job = work, job_data = data, n_blocks = blocks;
@@ -216,7 +193,7 @@ static void share(product p)
     int length = p.m > p.n ? p.m : p.n, other = p.m > p.n ? p.n : p.m;
     int size = length / (BLOCKS * n_threads) + 1, least = other < 64 ? 64 : other < WIDEST ? other : WIDEST;
     size = ((size > least ? size : least) + 15) / 16 * 16;
-    if (n_threads == 1 || length <= size || (double)p.m * p.n * p.k < LEAST || callers() >= n_threads)
+    if (n_threads == 1 || length <= size || (double)p.m * p.n * p.k < LEAST)
         multiply(&p);
     else
         mlxgen_in_blocks(multiply_block, &(shared_product){p, size}, (length - 1) / size + 1);

@@ -146,11 +146,6 @@ def test_products_of_several_threads_at_once() -> None:
         list(pool.map(multiply, shapes * 2))
 
 
-def test_products_of_several_threads_take_turns_where_there_are_more_cores() -> None:
-    script = f"import json, {__name__} as tests; print(json.dumps(tests.test_products_of_several_threads_at_once()))"
-    fresh(script, cwd=Path(__file__).parents[1], env={**os.environ, "OPENBLAS_NUM_THREADS": "6"})
-
-
 ONE_ROW = """
 import json, zlib
 import mlxgen

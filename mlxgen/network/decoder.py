@@ -16,11 +16,9 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from mlxgen import device
 from mlxgen.errors import ContextError
 from mlxgen.network.activations import activation
 from mlxgen.network.cpu_kernels import attention
-from mlxgen.network.lanes import Part, joined, parts_of
 from mlxgen.network.layer_norm import LayerNorm, WatchfulLayerNorm
 from mlxgen.network.pair_cache import split_pair
 
@@ -48,14 +46,21 @@ class Attention(nn.Module):
         q, pair = mx.split(heads, [self.n_head], axis=1)
         return q, pair
 
-    def attend(self, q: mx.array, k: mx.array, v: mx.array, mask: Any) -> mx.array:
-        """The output [B * L, D] of queries [B, H, L, D/H] that read keys and values [B, H, positions, D/H]."""
-        B, H, L, width = q.shape
-        dtype = q.dtype
+    def __call__(self, x: mx.array, B: int, mask: Any, cache: Any) -> mx.array:
+        q, pair = self.project(x, B)
+        k, v = remember(cache, pair)
         if self.upcast:
             q, k, v = (part.astype(mx.float32) for part in (q, k, v))
-        out = attention(q, k, v, scale=self.scale, mask=mask).astype(dtype)
-        return self.c_proj(out.transpose(0, 2, 1, 3).reshape(B * L, H * width))
+        out = attention(q, k, v, scale=self.scale, mask=mask)
+        return self.c_proj(out.astype(x.dtype).transpose(0, 2, 1, 3).reshape(x.shape))
+
+
+def remember(cache: Any, pair: mx.array) -> tuple[mx.array, mx.array]:
+    """Add keys and values [B, 2 H, L, D/H] to a cache; returns all that may be read, each [B, H, positions, D/H]."""
+    if hasattr(cache, "update_pair"):  # mlxgen's caches take both in one piece
+        return split_pair(cache.update_pair(pair))
+    k, v = split_pair(pair)
+    return (k, v) if cache is None else cache.update_and_fetch(k, v)
 
 
 class MLP(nn.Module):
@@ -82,28 +87,9 @@ class Block(nn.Module):
         self.ln_2 = LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
         self.mlp = MLP(config)
 
-    def __call__(self, xs: list[mx.array], parts: Sequence[Part], masks: Sequence[Any], cache: Any) -> list[mx.array]:
-        """The residual streams [B * L, D] of a pass's parts, after this block. A part reads the others' keys."""
-        queries, pairs = [], []
-        for part, x in zip(parts, xs, strict=True):
-            with device.lane(part.lane):
-                q, pair = self.attn.project(self.ln_1(x), len(part.rows))
-            queries.append(q)
-            pairs.append(pair)
-        k, v = remember(cache, joined(pairs, parts))  # here, the lanes wait for each other
-        for at, (part, mask, q) in enumerate(zip(parts, masks, queries, strict=True)):
-            with device.lane(part.lane):
-                x = xs[at] + self.attn.attend(q, part.readable(k), part.readable(v), mask)
-                xs[at] = x + self.mlp(self.ln_2(x))
-        return xs
-
-
-def remember(cache: Any, pair: mx.array) -> tuple[mx.array, mx.array]:
-    """Add keys and values [B, 2 H, L, D/H] to a cache; returns all that may be read, each [B, H, positions, D/H]."""
-    if hasattr(cache, "update_pair"):  # mlxgen's caches take both in one piece
-        return split_pair(cache.update_pair(pair))
-    k, v = split_pair(pair)
-    return (k, v) if cache is None else cache.update_and_fetch(k, v)
+    def __call__(self, x: mx.array, B: int = 1, mask: Any = None, cache: Any = None) -> mx.array:
+        x = x + self.attn(self.ln_1(x), B, mask, cache)
+        return x + self.mlp(self.ln_2(x))
 
 
 class Trunk(nn.Module):
@@ -157,12 +143,9 @@ class GPT2(nn.Module):
         mask = "causal" if L > 1 else None
         if first is not None:
             mask = first.make_mask(L, return_array=False, window_size=None)
-        x = self.embed(ids, positions)
-        parts = parts_of(B, L)
-        xs, masks = [part.of(x) for part in parts], [part.of_mask(mask) for part in parts]
+        x = self.embed(ids, positions).reshape(B * L, -1)
         for layer, block in enumerate(self.model.h):
-            xs = block(xs, parts, masks, cache[layer] if cache else None)
-        x = xs[0] if len(xs) == 1 else mx.concatenate(xs)  # in both kinds of parts, rows and positions are in order
+            x = block(x, B, mask, cache[layer] if cache else None)
         return self.final_norm(x).reshape(B, L, -1)
 
     def embed(self, ids: mx.array, positions: mx.array) -> mx.array:

@@ -9,7 +9,6 @@ import mlx.core as mx
 import numpy as np
 
 from mlxgen.generation.cached_context import CachedContext
-from mlxgen.network.lanes import parts_of
 from mlxgen.tracing.record import HeadAttention, LensEntry
 from mlxgen.tracing.statistics import softmax, to_float64
 
@@ -48,7 +47,7 @@ def look_inside(
             scores = q.astype(mx.float32) @ cache.keys.astype(mx.float32).transpose(0, 1, 3, 2) * block.attn.scale
             weights = np.array(mx.softmax(scores, axis=-1))[0, :, 0]  # [H, positions in the cache]
             rows += [HeadAttention(layer, head, weights[head][in_order].tolist()) for head in wanted]
-        [x] = block([x], parts_of(1, 1), [None], cache)
+        x = block(x, cache=cache)
         if lens:
             p = softmax(to_float64(decoder.head(decoder.final_norm(x))))
             best = int(p.argmax())
