@@ -14,8 +14,7 @@ enum {
     AT_ONCE = 65536,    /* numbers of some rows that a thread takes at a time */
     LEAST = 512 * 1024, /* multiplications from which attention is shared between threads */
     HEAD_BLOCKS = 32,   /* blocks that many heads are divided into */
-    QUERIES = 128,      /* of a head whose scores are computed at a time: they stay in the second cache */
-    LINE = 16           /* numbers that are fetched from memory together */
+    QUERIES = 128       /* of a head whose scores are computed at a time: they stay in the second cache */
 };
 
 typedef float parts __attribute__((vector_size(4 * LANES)));
@@ -139,13 +138,6 @@ static const float *vector_of(const operand *x, int b, int h, int position)
     return (const float *)x->data + b * x->strides[0] + h * x->strides[1] + position * x->strides[2];
 }
 
-static void fetch(const float *vectors, int n, int width, int64_t stride)
-{
-    for (int i = 0; i < n; i++)
-        for (int j = 0; j < width; j += LINE)
-            __builtin_prefetch(vectors + i * stride + j, 0, 2);
-}
-
 /* Give the closed scores of a query -infinity. Returns whether any is open. */
 static int close_some(float *scores, int S, const uint8_t *open, int64_t stride)
 {
@@ -164,14 +156,9 @@ static void attend(const attention_job *job, int b, int h, int start, int L, flo
     int H = q->shape[1], queries = q->shape[2], D = q->shape[3], S = k->shape[2];
     int first = S - queries + start, read = job->causal ? first + L : S; /* later keys are of later positions */
     int width = (S + LANES - 1) / LANES * LANES;
-    const float *keys = vector_of(k, b, h, 0), *values = vector_of(v, b, h, 0);
     float *out = job->out + (((size_t)b * queries + start) * H + h) * D;
-    product to_scores = {0, 1, L, read, D, job->scale, vector_of(q, b, h, start), q->strides[2], keys, k->strides[2],
-                         0, scores, width};
-    product to_out = {0, 0, L, D, read, 1, scores, width, values, v->strides[2], 0, out, H * D};
-    if (L == 1) /* what is read next, while something is computed: one query takes less time than reading for it */
-        fetch(values, read, D, v->strides[2]);
-    mlxgen_multiply(&to_scores);
+    const float *from = vector_of(q, b, h, start), *keys = vector_of(k, b, h, 0), *values = vector_of(v, b, h, 0);
+    mlxgen_multiply(&(product){0, 1, L, read, D, job->scale, from, q->strides[2], keys, k->strides[2], 0, scores, width});
     for (int l = 0; l < L; l++) {
         float *row = scores + (size_t)l * width;
         for (int s = job->causal ? first + l + 1 : S; s < width; s++)
@@ -182,9 +169,7 @@ static void attend(const attention_job *job, int b, int h, int start, int L, flo
         else
             CHOSEN(softmax)(width, row, row);
     }
-    if (L == 1 && h + 1 < H)
-        fetch(vector_of(k, b, h + 1, 0), read, D, k->strides[2]);
-    mlxgen_multiply(&to_out);
+    mlxgen_multiply(&(product){0, 0, L, D, read, 1, scores, width, values, v->strides[2], 0, out, H * D});
 }
 
 static void attention_block(const void *data, int block)
