@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import mlxgen
-from mlxgen import blas, device
+from mlxgen import blas, cpu_operations, device
 from mlxgen.cli.bench.batches import BatchMeasurement, measure_batch
 from mlxgen.cli.bench.beams import SEARCHING, measure_beams
 from mlxgen.cli.bench.measure import compare_decodes, measure
@@ -259,8 +259,9 @@ SECTIONS: dict[str, Callable[[Path, int], Iterator[Row]]] = {
 
 
 def main(runs: int, sections: list[str], small: bool) -> None:
-    part = "with" if blas.is_quick_for_a_row() else "without"
-    print(f"{date.today()}, {device.device_name()}, BLAS {blas.loaded_library() or 'of MLX'}, {part} mlxgen's sgemm")
+    ours = ("with" if blas.is_quick_for_a_row() else "without") + " mlxgen's sgemm"
+    ours += (", with" if cpu_operations.available_for() else ", without") + " its operations"
+    print(f"{date.today()}, {device.device_name()}, BLAS {blas.loaded_library() or 'of MLX'}, {ours}")
     print(f"median of {runs}; ours to theirs")
     with tempfile.TemporaryDirectory() as scratch:
         folder = random_folder(Path(scratch, "gpt2-124m"), **(SMALL if small else {}))

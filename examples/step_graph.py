@@ -96,7 +96,7 @@ def host_seconds(steps: dict[str, Step], runs: int) -> dict[str, tuple[float, fl
 
 def measure(steps: dict[str, Step], runs: int = RUNS) -> dict[str, tuple[int, float, float]]:
     """For each step its primitives, and the seconds to build it and to send it off."""
-    with mock.patch.object(cpu_operations, "serve", return_value=False):
+    with mock.patch.object(cpu_operations, "available_for", return_value=False):
         for step in steps.values():  # traced and compiled before anything is counted
             mx.eval(*step())
         counts = {name: primitives(step) for name, step in steps.items()}

@@ -32,7 +32,7 @@ PREFIXES = ("", "scipy_")  # of OpenBLAS's names; MLX can use the second only th
 _loaded: str | None = None
 _problem: str | None = None
 _few_rows: ctypes.CDLL | None = None
-_runs_all = False  # whether the processor has the vector instructions that it can use
+_has_vectors = False  # whether the processor has the vector instructions that few_rows.c and operations.c need
 
 
 class _BeforeMLX:
@@ -94,7 +94,7 @@ def is_quick_for_a_row() -> bool:
 def compiled_part() -> ctypes.CDLL | None:
     """The compiled C sources; None where there are none, or this processor is older than they need."""
     load_library()
-    return _few_rows if _runs_all else None
+    return _few_rows if _has_vectors else None
 
 
 def _setting() -> str:
@@ -139,7 +139,7 @@ def _load(path: str) -> None:
 
 def _load_few_rows(library: ctypes.CDLL, prefix: str) -> bool:
     """Load the compiled sgemm.c in front of an OpenBLAS. Return False if it was not compiled, or for another BLAS."""
-    global _few_rows, _runs_all
+    global _few_rows, _has_vectors
     here = os.path.dirname(__file__)
     compiled = next((f for s in EXTENSION_SUFFIXES if os.path.isfile(f := os.path.join(here, "_sgemm" + s))), None)
     if compiled is None or not hasattr(library, prefix + "openblas_set_num_threads"):
@@ -151,7 +151,7 @@ def _load_few_rows(library: ctypes.CDLL, prefix: str) -> bool:
     names = ("cblas_sgemm", "cblas_sgemv", "openblas_set_num_threads")
     functions = (ctypes.cast(getattr(library, prefix + name), ctypes.c_void_p) for name in names)
     threads = getattr(library, prefix + "openblas_get_num_threads")()  # set by OPENBLAS_NUM_THREADS
-    _runs_all = bool(few_rows.mlxgen_use(*functions, threads))
+    _has_vectors = bool(few_rows.mlxgen_use(*functions, threads))
     _few_rows = few_rows
     return True
 

@@ -1,8 +1,8 @@
-"""Operations that MLX's CPU backend computes in many passes over memory, and C functions of ours in one.
+"""Compiled operations for MLX's CPU backend, which computes the same in many passes over memory.
 
-operations.c has the functions, and operation.cpp makes each a node of MLX's lazy graph. Both are compiled where mlxgen
-is installed on Linux with a C and a C++ compiler, for the version of MLX that is the newest then. Elsewhere, and for
-other types than float32, callers use operations of MLX: see `serve`.
+operations.c has the functions, and mlx_extension.cpp makes each a node of MLX's lazy graph. Both are compiled where
+mlxgen is installed on Linux with a C and a C++ compiler, for the newest version of MLX at that time. Elsewhere, and for
+types other than float32, callers use operations of MLX: see `available_for`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from mlxgen import blas, device
 MLX_VERSION = str(getattr(mx, "__version__", None))  # its types leave it out
 
 
-def serve(*arrays: mx.array) -> bool:
-    """Whether these operations are there, and take the arrays."""
+def available_for(*arrays: mx.array) -> bool:
+    """Whether the compiled operations can be used for these arrays."""
     return device.on_cpu() and _extension() is not None and all(x.dtype == mx.float32 and x.size for x in arrays)
 
 
@@ -38,7 +38,7 @@ def gate(x: mx.array, linear: float, cubic: float) -> mx.array:
 
 
 def gelu(x: mx.array) -> mx.array:
-    """x times the normal distribution's cumulative probability, to 1.5e-7."""
+    """GELU, exact: x times the normal distribution's cumulative probability. The error is below 3e-7 max(1, |x|)."""
     return _call("gelu", [x], x.shape, [])
 
 
@@ -100,13 +100,14 @@ PLAIN: dict[str, Callable[[Sequence[mx.array], Sequence[float]], mx.array]] = {
 @cache
 def _operation(name: str) -> Any:
     extension, functions = _extension(), blas.compiled_part()
-    assert extension and functions  # `serve` was asked first
-    return extension.operation(ctypes.cast(getattr(functions, f"mlxgen_{name}"), ctypes.c_void_p).value, PLAIN[name])
+    assert extension and functions  # `available_for` was asked first
+    address = ctypes.cast(getattr(functions, f"mlxgen_{name}"), ctypes.c_void_p).value
+    return extension.make(name, address, PLAIN[name])
 
 
 @cache
 def _extension() -> Any:
-    """The compiled operation.cpp, if it can be used: it fits only the version of MLX that it was compiled for."""
+    """The compiled mlx_extension.cpp, if it can be used: it fits only the version of MLX that it was compiled for."""
     extension = _module()
     functions = blas.compiled_part()
     if extension is None or extension.mlx_version != MLX_VERSION or functions is None:
@@ -114,7 +115,7 @@ def _extension() -> Any:
     if not all(hasattr(functions, f"mlxgen_{name}") for name in PLAIN):  # of older sources
         return None
     try:
-        extension.operation(0, len)([mx.array(0.0)], [1], [])
+        extension.make("", 0, len)([mx.array(0.0)], [1], [])
     except TypeError:  # it does not know MLX's arrays: it was compiled with a nanobind that MLX was not
         return None
     return extension
@@ -122,6 +123,6 @@ def _extension() -> Any:
 
 def _module() -> Any:
     try:
-        return importlib.import_module("mlxgen._operation")
+        return importlib.import_module("mlxgen._mlx_extension")
     except ImportError:
         return None

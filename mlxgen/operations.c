@@ -3,6 +3,7 @@
 #include "operations.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,9 +13,8 @@ enum {
     LANES = 16,         /* parts of a sum: see row_functions.h */
     BLOCK = 1024,       /* numbers that are added up before the sum goes to a larger one */
     AT_ONCE = 65536,    /* numbers of some rows that a thread takes at a time */
-    LEAST = 512 * 1024, /* multiplications from which attention is shared between threads */
-    HEAD_BLOCKS = 32,   /* blocks that many heads are divided into */
-    QUERIES = 128       /* of a head whose scores are computed at a time: they stay in the second cache */
+    HEAD_BLOCKS = 32,   /* at most about so many blocks of heads, however many heads there are */
+    QUERIES = 128       /* queries of a head that are computed at a time, so that their scores stay in the L2 cache */
 };
 
 typedef float parts __attribute__((vector_size(4 * LANES)));
@@ -23,8 +23,10 @@ typedef float loose_parts __attribute__((vector_size(4 * LANES), aligned(4), may
 static float *room_for(size_t n)
 {
     float *room = malloc(n * sizeof(float));
-    if (!room)
-        abort(); /* of some hundred kilobytes; whatever comes next would fail, too */
+    if (!room) { /* a few hundred kilobytes: nothing could go on without them */
+        fputs("mlxgen: out of memory\n", stderr);
+        abort();
+    }
     return room;
 }
 
@@ -158,14 +160,15 @@ static void attend(const attention_job *job, int b, int h, int start, int L, flo
     int width = (S + LANES - 1) / LANES * LANES;
     float *out = job->out + (((size_t)b * queries + start) * H + h) * D;
     const float *from = vector_of(q, b, h, start), *keys = vector_of(k, b, h, 0), *values = vector_of(v, b, h, 0);
-    mlxgen_multiply(&(product){0, 1, L, read, D, job->scale, from, q->strides[2], keys, k->strides[2], 0, scores, width});
+    mlxgen_multiply(&(product){0, 1, L, read, D, job->scale, from, q->strides[2],
+                               keys, k->strides[2], 0, scores, width});
     for (int l = 0; l < L; l++) {
         float *row = scores + (size_t)l * width;
         for (int s = job->causal ? first + l + 1 : S; s < width; s++)
             row[s] = -INFINITY;
         if (mask && !close_some(row, S, (const uint8_t *)mask->data + b * mask->strides[0] + h * mask->strides[1] +
                                        (start + l) * mask->strides[2], mask->strides[3]))
-            memset(row, 0, width * sizeof(float)); /* rather than NaN, which is for scores that have overflowed */
+            memset(row, 0, width * sizeof(float)); /* so that the result is 0; NaN would mean that scores overflowed */
         else
             CHOSEN(softmax)(width, row, row);
     }

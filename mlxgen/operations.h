@@ -1,9 +1,11 @@
-/* Operations that MLX's CPU backend is given by operation.cpp, and what sgemm.c gives them. */
+/* The operations that mlx_extension.cpp adds to MLX's CPU backend, and the functions of sgemm.c that they use. */
 
 #include <stdint.h>
 
-/* An array as MLX holds it. strides: distances in elements. Floats of the last axis have no gaps, and the rows before
-   them do not overlap. */
+enum { LEAST = 512 * 1024 }; /* multiplications from which work is shared between threads */
+
+/* An array as MLX holds it. strides: in elements. In an array of floats, the last axis is contiguous, and
+   consecutive rows do not overlap. */
 typedef struct {
     const void *data;
     int ndim;
@@ -12,9 +14,9 @@ typedef struct {
 } operand;
 
 /* Compute `out`, which has no gaps, from arrays and the operation's numbers. */
-typedef void operation(const operand *in, float *out, const float *numbers);
+typedef void operation_t(const operand *in, float *out, const float *numbers);
 
-operation mlxgen_gate, mlxgen_gelu, mlxgen_layer_norm, mlxgen_exponentials, mlxgen_log_total, mlxgen_kth_highest,
+operation_t mlxgen_gate, mlxgen_gelu, mlxgen_layer_norm, mlxgen_exponentials, mlxgen_log_total, mlxgen_kth_highest,
     mlxgen_attention;
 
 /* Call work(data, block) for all blocks, on as many threads as may share a product. */

@@ -22,7 +22,7 @@ INLINE float NAME(exp2)(float t)
     return power;
 }
 
-/* e^x, 0 below 1e-38. NaN stays NaN: exp2 would make a number of some. */
+/* e^x, 0 below 1e-38. NaN stays NaN; exp2 alone would turn some NaNs into numbers. */
 INLINE float NAME(exp)(float x)
 {
     float t = x * LOG2_E, power = NAME(exp2)(t < -126 ? -126 : t);
@@ -42,7 +42,7 @@ TARGET static void NAME(gate)(int n, const float *x, float *out, float linear, f
 }
 
 /* x times the normal distribution's cumulative probability, (1 + erf(x / sqrt 2)) / 2 (Abramowitz and Stegun, 7.1.26).
-   What lies beyond |x| is computed, which is accurate however small it is. */
+   The smaller of the two tails is computed, so that nothing cancels: the result has the right sign far out. */
 TARGET static void NAME(gelu)(int n, const float *x, float *out)
 {
     for (int i = 0; i < n; i++) {
@@ -132,8 +132,7 @@ TARGET static void NAME(below_highest)(int n, const float *x, float *out)
     NAME(exponentials)(n, x, NAME(highest)(n, x), out);
 }
 
-/* out = softmax(x); out may be x itself. In blocks, so that the sum of 50,000 numbers
-   keeps its last digits. */
+/* out = softmax(x); out may be x itself. In blocks, so that the sum of 50,000 numbers keeps its last digits. */
 TARGET static void NAME(softmax)(int n, const float *x, float *out)
 {
     float highest = NAME(highest)(n, x), total = 0;

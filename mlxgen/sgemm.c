@@ -4,8 +4,8 @@
    row goes to its sgemv, which reads the matrix where it lies. Several rows go to few_rows.c, and so does one row times
    the keys or values of an attention head. OpenBLAS's threads split a product into equal parts and wait for each other
    without sleeping, so one busy neighbour stalls them all. Here OpenBLAS computes on one thread, and the threads of this
-   file take small blocks of a product, whoever is free the next one. A thread of the program that multiplies while they
-   work for another one computes alone.
+   file take small blocks of a product, whoever is free the next one. If they are already
+   working for one thread of the program, another one computes alone.
 
    mlxgen/blas.py loads this library before OpenBLAS and MLX, and passes it OpenBLAS's functions. */
 
@@ -22,7 +22,6 @@ enum {
     FEW = 8,             /* up to this many rows go to sgemv where few_rows.c does not take them */
     CACHED = 32 * 1024,  /* numbers of a matrix that stay in a core's cache while each of the few rows reads them */
     HEAD = 128,          /* up to so wide are the keys and values of an attention head: see is_of_a_head */
-    LEAST = 512 * 1024,  /* multiplications from which a product is shared between threads */
     BLOCKS = 4,          /* blocks for each thread: enough to even out what a neighbour takes */
     WIDEST = 192,        /* rows or columns of a block whose copying no longer counts */
     SPINS = 2000         /* some 30 microseconds: the time between the products of a decode step */
@@ -41,7 +40,7 @@ static pthread_cond_t shared = PTHREAD_COND_INITIALIZER, left = PTHREAD_COND_INI
 static void (*job)(const void *, int); /* work(data, block) for each of its blocks */
 static const void *job_data;
 static int n_blocks;
-static atomic_int next, n_shared, n_helping;  /* the next block; jobs so far; helpers that may be reading the job */
+static atomic_int next, n_shared, n_helping; /* the next block; jobs so far; helpers that may be reading the job */
 
 /* y[i] = alpha W x[i] + beta y[i] for each of `rows` vectors. W is [out, in], or [in, out] where trans is TRANS.
    The numbers of x[i] are x_step apart, and x[i + 1] begins x_row after x[i]; y likewise. */
@@ -214,7 +213,7 @@ void cblas_sgemm(int order, int transa, int transb, int m, int n, int k, float a
         p = (product){bt, at, n, m, k, alpha, b, ldb, a, lda, beta, c, ldc};
     if (p.n == 1 && p.ldc == 1)
         p = in_one_row(p);
-    if (is_of_a_head(&p)) /* and not a block of a product: its sums have the same order whoever computes it */
+    if (is_of_a_head(&p)) /* never shared, so that its sums have the same order on any number of threads */
         mlxgen_multiply(&p);
     else
         share(p);

@@ -21,7 +21,8 @@ from .support import oracles
 from .support.processes import fresh
 
 pytestmark = pytest.mark.skipif(
-    not cpu_operations.serve(), reason="mlxgen was installed without a C++ compiler, or is not on Linux, or on a GPU"
+    not cpu_operations.available_for(),
+    reason="mlxgen was installed without a C++ compiler, or is not on Linux, or on a GPU",
 )
 
 WIDTHS = st.sampled_from([1, 3, 15, 16, 17, 48, 100, 1023, 1025])
@@ -210,7 +211,7 @@ def test_keys_and_weights_that_are_views():
 
 def test_what_they_are_not_for_goes_to_mlx():
     """Empty arrays, and keys whose number or shape is not what a decoder's are."""
-    assert not cpu_operations.serve(mx.zeros((0, 5)))
+    assert not cpu_operations.available_for(mx.zeros((0, 5)))
     q, k = mx.array(numbers(1, (1, 2, 40, 8))), mx.array(numbers(2, (1, 2, 3, 8)))
     for mask in ("causal", None):
         ours, theirs = (f(q, k, k, scale=0.5, mask=mask) for f in (attention, mx.fast.scaled_dot_product_attention))
@@ -248,13 +249,16 @@ def test_mlx_vectorizes_them_and_knows_their_shapes():
     )
     _, (ours,) = mx.jvp(cpu_operations.gelu, [x], [mx.ones_like(x)])
     np.testing.assert_allclose(np.array(ours), np.array(mx.grad(lambda x: cpu_operations.gelu(x).sum())(x)), atol=1e-6)
+    compiled = mx.compile(cpu_operations.log_total, shapeless=True)
+    for rows, width in ((2, 8), (3, 5)):
+        assert compiled(mx.ones((rows, width))).shape == (rows, 1)
 
 
 def test_other_types_and_devices_take_mlxs_own_operations(monkeypatch):
-    assert cpu_operations.serve(mx.zeros(3), mx.zeros(2))
-    assert not cpu_operations.serve(mx.zeros(3), mx.zeros(2, mx.float16))
+    assert cpu_operations.available_for(mx.zeros(3), mx.zeros(2))
+    assert not cpu_operations.available_for(mx.zeros(3), mx.zeros(2, mx.float16))
     monkeypatch.setattr(device, "on_cpu", lambda: False)
-    assert not cpu_operations.serve(mx.zeros(3))
+    assert not cpu_operations.available_for(mx.zeros(3))
 
 
 def test_several_threads_at_once():
@@ -293,11 +297,11 @@ from mlxgen import blas
 import mlx.core as mx
 from mlxgen import cpu_operations
 text = mlxgen.generate(mlxgen.load(), "Once upon a time", max_tokens=40, temperature=0).text
-print(json.dumps([cpu_operations.serve(), text]))
+print(json.dumps([cpu_operations.available_for(), text]))
 """
 CHANGES = {
-    "another version of MLX": "import mlx.core, mlxgen._operation; mlxgen._operation.mlx_version = '0.1'",
-    "no C++ compiler": "sys.modules['mlxgen._operation'] = None",
+    "another version of MLX": "import mlx.core, mlxgen._mlx_extension; mlxgen._mlx_extension.mlx_version = '0.1'",
+    "no C++ compiler": "sys.modules['mlxgen._mlx_extension'] = None",
     "no C compiler": "blas.EXTENSION_SUFFIXES = []",
 }
 

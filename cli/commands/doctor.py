@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import sys
 from importlib import metadata
 from typing import Any
@@ -13,6 +12,7 @@ import click
 
 from mlxgen.cli.output import size, write, write_json
 from mlxgen.errors import OptionError
+from mlxgen.installation import install_command
 
 PACKAGES = ("mlxgen", "mlx", "mlx-lm", "tokenizers", "huggingface-hub", "transformers", "torch")
 
@@ -26,8 +26,8 @@ def doctor(offline: bool, as_json: bool) -> None:
     --json prints one object with these keys: system, python, device, device_setting (MLXGEN_DEVICE, or null where it
     is not set), memory (bytes), compute_dtype (of float16 weights), blas (a path, or null for MLX's own),
     quick_for_a_row (whether mlxgen's own sgemm stands in front of it), operations (whether mlxgen's compiled operations
-    are used), versions (null if not installed), hub (address,
-    whether it was reached, cache folder), advice (a list of sentences, empty if there is nothing to improve).
+    are used), versions (null if not installed), hub (address, whether it was reached, cache folder), advice (a list of
+    sentences, empty if there is nothing to improve).
     """
     entries = examine(offline)
     if as_json:
@@ -64,12 +64,11 @@ def examine(offline: bool) -> dict[str, Any]:
         trouble.append(str(error))
     reached = None if offline or constants.HF_HUB_OFFLINE else _reached(constants.ENDPOINT)
     quick = library is not None and blas.is_quick_for_a_row()
-    operations = cpu_operations.serve()
+    operations = cpu_operations.available_for()
     versions = {name: _version(name) for name in PACKAGES}
     advice = _advice(device.on_cpu(), library, quick, reached)
-    compiled_for = cpu_operations.compiled_for()
-    if quick and device.on_cpu() and compiled_for != cpu_operations.MLX_VERSION:
-        advice.append(_about_operations(compiled_for, cpu_operations.MLX_VERSION))
+    if quick and device.on_cpu() and blas.compiled_part() and not operations:
+        advice.append(_about_operations(cpu_operations.compiled_for(), cpu_operations.MLX_VERSION))
     return {
         "system": platform.platform(terse=True) + " " + platform.machine(),
         "python": platform.python_version(),
@@ -118,18 +117,16 @@ def _ours(entries: dict[str, Any]) -> str:
 
 def _about_operations(compiled_for: str | None, mlx: str) -> str:
     """Why mlxgen's compiled operations are not used, and what to do."""
-    if compiled_for is None:
+    if compiled_for not in (None, mlx):
+        that_one = install_command(f"mlx[cpu]=={compiled_for}")
         return (
-            "Prompts and batches are faster where mlxgen was installed with a C++ compiler: install one (such as g++),"
-            " then install mlxgen again."
+            f"Slower than it could be: mlxgen was compiled for MLX {compiled_for}, but {mlx} is installed."
+            f" Install mlxgen again, or that MLX: {that_one}"
         )
-    newer = _numbers(compiled_for) > _numbers(mlx)
-    way_out = "install a newer one with: pip install --upgrade 'mlx[cpu]'" if newer else "install mlxgen again"
-    return f"Slower than it could be: mlxgen was compiled for MLX {compiled_for}, but {mlx} is installed; {way_out}."
-
-
-def _numbers(version: str) -> list[int]:
-    return [int(number) for number in re.findall(r"\d+", version)[:3]]
+    return (
+        "Prompts and batches are faster with mlxgen's compiled operations, which are missing or do not fit this MLX:"
+        " install a C++ compiler (such as g++) and the newest MLX, then install mlxgen again."
+    )
 
 
 def _version(name: str) -> str | None:

@@ -21,7 +21,7 @@ def gelu_tanh(x: mx.array) -> mx.array:
 
 def gelu_erf(x: mx.array) -> mx.array:
     """GELU, exact: x times the normal distribution's cumulative probability, computed with the error function."""
-    if cpu_operations.serve(x):
+    if cpu_operations.available_for(x):
         return cpu_operations.gelu(x)
     return x * (1 + mx.erf(x * math.sqrt(0.5))) * 0.5
 

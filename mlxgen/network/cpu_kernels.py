@@ -1,7 +1,8 @@
-"""Attention and sigmoid in the form that is fastest on MLX's CPU backend. Metal uses MLX's own fused kernels.
+"""Attention and gates in the form that is fastest on MLX's CPU backend. Metal uses MLX's own fused kernels.
 
-On the CPU backend, exp and every function built on it cost as much as dozens of multiplications. Here, large arrays use
-mlxgen.cpu_exp. Small arrays use MLX's functions, because there each operation costs the same few microseconds.
+Where mlxgen.cpu_operations can be used, that is its compiled operations. Elsewhere, exp and every function built on it
+cost as much as dozens of multiplications: large arrays use mlxgen.cpu_exp, and small ones MLX's functions, because
+there each operation costs the same few microseconds.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ MASKED = -1e30  # added to masked scores; finite, so that a fully masked row doe
 
 def gate(x: mx.array, linear: float, cubic: float = 0.0) -> mx.array:
     """x * sigmoid(linear x + cubic x^3)."""
-    if cpu_operations.serve(x):
+    if cpu_operations.available_for(x):
         return cpu_operations.gate(x, linear, cubic)
     return x * sigmoid(x * (linear + cubic * x * x) if cubic else linear * x)
 
@@ -38,7 +39,7 @@ def attention(q: mx.array, k: mx.array, v: mx.array, *, scale: float, mask: Any 
     mask: None, "causal", a bool array, or an array of numbers that are added to the scores.
     """
     usual = k.shape == v.shape and q.shape[:2] == k.shape[:2] and q.shape[2] <= k.shape[2] and q.shape[3] == k.shape[3]
-    if usual and cpu_operations.serve(q, k, v) and (not isinstance(mask, mx.array) or mask.dtype == mx.bool_):
+    if usual and cpu_operations.available_for(q, k, v) and (not isinstance(mask, mx.array) or mask.dtype == mx.bool_):
         return cpu_operations.attention(q, k, v, scale, mask)
     return _attention(q, k, v, scale, mask)
 

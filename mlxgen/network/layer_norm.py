@@ -17,7 +17,7 @@ class LayerNorm(nn.LayerNorm):
     """nn.LayerNorm, in one pass on the CPU backend: x [..., D] -> [..., D]."""
 
     def __call__(self, x: mx.array) -> mx.array:
-        if cpu_operations.serve(x, self.weight, self.bias):
+        if cpu_operations.available_for(x, self.weight, self.bias):
             return cpu_operations.layer_norm(x, self.weight, self.bias, self.eps)
         y: mx.array = super().__call__(x)
         return y
@@ -28,7 +28,8 @@ class WatchfulLayerNorm(LayerNorm):
 
     def __call__(self, x: mx.array) -> mx.array:
         y = super().__call__(x)
-        # cpu_operations does the same itself. Squares of float16 are summed in float32, where they fit.
-        if cpu_operations.serve(x, self.weight, self.bias) or x.dtype == mx.float16:
+        if cpu_operations.available_for(x, self.weight, self.bias):  # it gives NaN itself
+            return y
+        if x.dtype == mx.float16:  # its squares are summed in float32, where they fit
             return y
         return y + 0 * mx.sum(mx.square(x), axis=-1, keepdims=True)  # infinity times 0 is NaN

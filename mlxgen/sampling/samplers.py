@@ -177,7 +177,7 @@ def kth_highest(logits: mx.array, k: int) -> mx.array:
     """
     B, V = logits.shape
     is_small = 4 * k <= SORTED_AT_ONCE
-    if is_small and cpu_operations.serve(logits):
+    if is_small and cpu_operations.available_for(logits):
         return cpu_operations.kth_highest(logits, k)
     if is_small and V > SORTED_AT_ONCE:
         blocks = mx.pad(logits, [(0, 0), (0, -V % SORTED_AT_ONCE)], constant_values=-INF)

@@ -22,7 +22,7 @@ def softmax(logits: mx.array) -> mx.array:
 
 def exponentials(logits: mx.array) -> mx.array:
     """Probabilities, each divided by the highest: float32 [..., V] -> [..., V]."""
-    if cpu_operations.serve(logits):
+    if cpu_operations.available_for(logits):
         return cpu_operations.exponentials(logits)
     return mx.exp(logits - mx.max(logits, axis=-1, keepdims=True))
 
@@ -37,7 +37,7 @@ def log_total(logits: mx.array, highest: mx.array | None = None) -> mx.array:
 
     highest: each row's highest logit [..., 1], if it is known.
     """
-    if cpu_operations.serve(logits):
+    if cpu_operations.available_for(logits):
         return cpu_operations.log_total(logits)
     if highest is None:
         highest = mx.max(logits, axis=-1, keepdims=True)

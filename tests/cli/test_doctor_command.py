@@ -67,7 +67,7 @@ def test_a_missing_blas_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_missing_sgemm_and_the_way_to_it_are_named(monkeypatch: pytest.MonkeyPatch, quick: bool) -> None:
     monkeypatch.setattr(blas, "_loaded", "/lib/libopenblas.so.0")
     monkeypatch.setattr(blas, "_few_rows", object() if quick else None)
-    monkeypatch.setattr(cpu_operations, "serve", lambda: False)
+    monkeypatch.setattr(cpu_operations, "available_for", lambda: False)
     monkeypatch.setattr("sys.platform", "linux")
     text = CliRunner().invoke(doctor, ["--offline"]).stdout
     assert ("C compiler" in text) == (not quick)
@@ -77,23 +77,32 @@ def test_a_missing_sgemm_and_the_way_to_it_are_named(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("compiled_for", "advice"),
     [
-        (mx.__version__, None),
-        (None, "installed with a C++ compiler"),
-        ("0.1.0", f"compiled for MLX 0.1.0, but {mx.__version__} is installed; install mlxgen again"),
-        ("99.0.1", "install a newer one with: pip install --upgrade 'mlx[cpu]'"),
+        (None, "install a C++ compiler"),
+        (mx.__version__, "which are missing or do not fit this MLX"),
+        ("0.1.0", f"compiled for MLX 0.1.0, but {mx.__version__} is installed. Install mlxgen again, or that MLX: "),
     ],
 )
-def test_operations_that_do_not_fit_mlx_and_the_way_out_are_named(
-    monkeypatch: pytest.MonkeyPatch, compiled_for: str | None, advice: str | None
+@pytest.mark.parametrize("used", [True, False])
+def test_operations_that_are_not_used_and_the_way_to_them_are_named(
+    monkeypatch: pytest.MonkeyPatch, compiled_for: str | None, advice: str, used: bool
 ) -> None:
     monkeypatch.setattr(blas, "_loaded", "/lib/libopenblas.so.0")
     monkeypatch.setattr(blas, "_few_rows", object())
+    monkeypatch.setattr(blas, "_has_vectors", True)
     monkeypatch.setattr(device, "on_cpu", lambda: True)
     monkeypatch.setattr(cpu_operations, "compiled_for", lambda: compiled_for)
-    monkeypatch.setattr(cpu_operations, "serve", lambda: advice is None)
+    monkeypatch.setattr(cpu_operations, "available_for", lambda: used)
     text = CliRunner().invoke(doctor, ["--offline"]).stdout
-    assert ("mlxgen's sgemm and operations\n" in text) == (advice is None)
-    assert advice is None or advice in text
+    assert ("mlxgen's sgemm and operations\n" in text) == used
+    assert (advice in text) == (not used)
+
+
+def test_operations_that_the_processor_cannot_run_are_no_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blas, "_loaded", "/lib/libopenblas.so.0")
+    monkeypatch.setattr(blas, "_few_rows", object())
+    monkeypatch.setattr(blas, "_has_vectors", False)
+    monkeypatch.setattr(cpu_operations, "available_for", lambda: False)
+    assert "operations" not in CliRunner().invoke(doctor, ["--offline"]).stdout
 
 
 def test_a_hub_that_does_not_answer_is_advice_and_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:

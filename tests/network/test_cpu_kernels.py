@@ -22,7 +22,7 @@ LARGE = (130, 128)  # above cpu_kernels.LARGE
 def without_compiled_operations():
     """They would be used instead: see test_cpu_operations.py."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cpu_operations, "serve", lambda *arrays: False)
+        patch.setattr(cpu_operations, "available_for", lambda *arrays: False)
         yield
 
 
@@ -81,6 +81,19 @@ def test_large_attention_is_that_written_out(mask, B, H, L, before, sharp, seed)
     arrays = [mx.array(part, dtype=mx.float32) for part in (q, k, v)]
     got = np.array(cpu_kernels.attention(*arrays, scale=0.25, mask=given_mask))
     np.testing.assert_allclose(got, written_attention(q, k, v, 0.25, allowed), rtol=0, atol=1e-4 * sharp)
+
+
+@cpu_forms
+@settings(max_examples=20)
+@given(B=st.integers(1, 20), S=st.integers(1, 90), masked=st.booleans(), seed=st.integers(0, 1000))
+def test_attention_of_one_query_is_that_written_out(B, S, masked, seed):
+    rng = np.random.default_rng(seed)
+    q, k, v = (rng.standard_normal((B, 3, n, 16)) for n in (1, S, S))
+    filled = rng.integers(1, S + 1, B) if masked else np.full(B, S)
+    allowed = (np.arange(S) < filled[:, None])[:, None, None]
+    arrays = [mx.array(part, dtype=mx.float32) for part in (q, k, v)]
+    got = cpu_kernels.attention(*arrays, scale=0.25, mask=mx.array(allowed) if masked else None)
+    np.testing.assert_allclose(np.array(got), written_attention(q, k, v, 0.25, allowed), rtol=0, atol=1e-5)
 
 
 @cpu_forms

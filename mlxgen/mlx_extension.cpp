@@ -1,4 +1,4 @@
-/* Operations of MLX's CPU backend that are computed by C functions: see operations.h.
+/* An extension of MLX: operations of its CPU backend that are computed by C functions. See operations.h.
 
    This is MLX's own way to add an operation: a Primitive, which becomes a node of the lazy graph and is computed by the
    stream it was made for. */
@@ -6,6 +6,9 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
+
+#include <functional>
+#include <limits>
 
 #include "mlx/allocator.h"
 #include "mlx/array.h"
@@ -26,9 +29,11 @@ namespace mx = mlx::core;
 
 namespace {
 
-/* compute: the C function. plain: the same in Python, which MLX differentiates and vectorizes. */
+/* name: as pictures of a graph show it. compute: the C function. plain: the same in Python, of which MLX derives
+   gradients and vectorized forms. */
 struct Operation {
-  operation *compute;
+  std::string name;
+  operation_t *compute;
   nb::object plain;
 };
 
@@ -44,7 +49,10 @@ class Input {
 
   /* Floats as operations.h promises them: copied where their places are others. */
   operand read(bool are_floats) {
-    if (are_floats && !shape.empty() && !in_order()) {
+    int last = static_cast<int>(shape.size()) - 1;
+    if (last > 0 && shape[last - 1] <= 1)
+      strides[last - 1] = shape[last]; /* the distance of a single row from the next may be anything */
+    if (are_floats && last >= 0 && !are_rows_in_order(last)) {
       size_t size = 1;
       for (auto length : shape)
         size *= length;
@@ -53,19 +61,16 @@ class Input {
         copy[i] = static_cast<const float *>(data)[mx::elem_to_loc(i, shape, strides)];
       data = copy.data();
       int64_t stride = 1;
-      for (int axis = shape.size() - 1; axis >= 0; stride *= shape[axis--])
+      for (int axis = last; axis >= 0; stride *= shape[axis--])
         strides[axis] = stride;
     }
     return {data, static_cast<int>(shape.size()), shape.data(), strides.data()};
   }
 
  private:
-  bool in_order() {
-    int last = shape.size() - 1;
+  bool are_rows_in_order(int last) const {
     if (shape[last] > 1 && strides[last] != 1)
       return false;
-    if (last > 0 && shape[last - 1] <= 1)
-      strides[last - 1] = shape[last]; /* the distance of a single row from the next may be anything */
     return last == 0 || (strides[last - 1] >= shape[last] && strides[last - 1] <= std::numeric_limits<int>::max());
   }
 };
@@ -123,7 +128,7 @@ class Call : public mx::Primitive {
     return {plain()(inputs)[0].shape()};
   }
 
-  const char *name() const override { return "Call"; }
+  const char *name() const override { return operation_->name.c_str(); }
 
  private:
   std::function<std::vector<mx::array>(const std::vector<mx::array> &)> plain() {
@@ -139,7 +144,7 @@ class Call : public mx::Primitive {
 
 } // namespace
 
-NB_MODULE(_operation, module) {
+NB_MODULE(_mlx_extension, module) {
   module.attr("mlx_version") = std::to_string(MLX_VERSION_MAJOR) + "." + std::to_string(MLX_VERSION_MINOR) + "." +
                                std::to_string(MLX_VERSION_PATCH);
   nb::class_<Operation>(module, "Operation")
@@ -150,9 +155,9 @@ NB_MODULE(_operation, module) {
       });
   /* Never destroyed: a graph may outlive Python's own objects. */
   module.def(
-      "operation",
-      [](size_t address, nb::object plain) {
-        return new Operation{reinterpret_cast<operation *>(address), std::move(plain)};
+      "make",
+      [](std::string name, size_t address, nb::object plain) {
+        return new Operation{std::move(name), reinterpret_cast<operation_t *>(address), std::move(plain)};
       },
       nb::rv_policy::reference);
 }

@@ -1,0 +1,3 @@
+/* The part of nanobind that an extension is compiled with. */
+
+#include <nb_combined.cpp>
