@@ -73,8 +73,7 @@ def training_logits(decoder: GPT2, ids: mx.array, dropout: float, key: mx.array)
     B, L = ids.shape
     x = drop(decoder.model.wte(ids) + decoder.model.wpe(mx.arange(L))).reshape(B * L, -1)
     for block in decoder.layers:
-        q, pair = block.attn.project(block.ln_1(x), B)
-        x = x + drop(block.attn.attend(q, *mx.split(pair, 2, axis=1), "causal"))
+        x = x + drop(block.attn(block.ln_1(x), B, "causal", None))
         x = x + drop(block.mlp(block.ln_2(x)))
     return decoder.head(decoder.model.ln_f(x)).reshape(B, L, -1)
 
