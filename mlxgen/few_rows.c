@@ -3,7 +3,8 @@
    OpenBLAS's sgemm first copies the matrix into an order of its own. That pays for many rows; for the few of a batch's
    decode step, it takes longer than the product. Here, 4 rows at a time are multiplied with a few rows of a matrix
    [out, in] (few_rows_dots.h) or with a few registers of columns of a matrix [in, out] (few_rows_columns.h), so that
-   all sums stay in registers. A single row comes here only for narrow matrices (those of attention heads), which are read in order. */
+   all sums stay in registers. A single row comes here only for narrow matrices (those of attention heads), which are
+   read in order. */
 
 #include "few_rows.h"
 

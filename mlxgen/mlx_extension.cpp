@@ -39,16 +39,18 @@ struct Operation {
 
 /* An input, as it is when it is read: by then, the array itself may be gone, but not its memory. */
 class Input {
+  bool are_floats;
   const void *data;
   mx::Shape shape;
   mx::Strides strides;
   std::vector<float> copy;
 
  public:
-  explicit Input(const mx::array &x) : data(x.data<void>()), shape(x.shape()), strides(x.strides()) {}
+  explicit Input(const mx::array &x)
+      : are_floats(x.dtype() == mx::float32), data(x.data<void>()), shape(x.shape()), strides(x.strides()) {}
 
   /* Floats as operations.h promises them: copied where their places are others. */
-  operand read(bool are_floats) {
+  operand read() {
     int last = static_cast<int>(shape.size()) - 1;
     if (last > 0 && shape[last - 1] <= 1)
       strides[last - 1] = shape[last]; /* the distance of a single row from the next may be anything */
@@ -84,14 +86,11 @@ class Call : public mx::Primitive {
     auto &out = outputs[0];
     out.set_data(mx::allocator::malloc(out.nbytes()));
     std::vector<Input> in(inputs.begin(), inputs.end());
-    std::vector<bool> floats;
-    for (auto &x : inputs)
-      floats.push_back(x.dtype() == mx::float32);
     mx::cpu::get_command_encoder(stream()).dispatch(
-        [compute = operation_->compute, numbers = numbers_, in, floats, to = out.data<float>()]() mutable {
+        [compute = operation_->compute, numbers = numbers_, in, to = out.data<float>()]() mutable {
           std::vector<operand> operands;
-          for (size_t i = 0; i < in.size(); i++)
-            operands.push_back(in[i].read(floats[i]));
+          for (auto &x : in)
+            operands.push_back(x.read());
           compute(operands.data(), to, numbers.data());
         });
   }

@@ -3,9 +3,9 @@
    OpenBLAS's sgemm copies a matrix before it multiplies. For few rows that takes longer than the product itself. So one
    row goes to its sgemv, which reads the matrix where it lies. Several rows go to few_rows.c, and so does one row times
    the keys or values of an attention head. OpenBLAS's threads split a product into equal parts and wait for each other
-   without sleeping, so one busy neighbour stalls them all. Here OpenBLAS computes on one thread, and the threads of this
-   file take small blocks of a product, whoever is free the next one. If they are already
-   working for one thread of the program, another one computes alone.
+   without sleeping, so one busy neighbour stalls them all. Here OpenBLAS computes on one thread, and the threads of
+   this file take small blocks of a product, whoever is free the next one. If they are already working for one thread of
+   the program, another one computes alone.
 
    mlxgen/blas.py loads this library before OpenBLAS and MLX, and passes it OpenBLAS's functions. */
 
@@ -18,7 +18,7 @@
 
 enum { ROW_MAJOR = 101, NO_TRANS = 111, TRANS = 112 };
 enum {
-    LONG = 256,          /* numbers of a row from which on few_rows.c takes twice as many rows, if they lie as [out, in] */
+    LONG = 256,          /* numbers of a row [out, in] from which on few_rows.c takes twice as many rows */
     FEW = 8,             /* up to this many rows go to sgemv where few_rows.c does not take them */
     CACHED = 32 * 1024,  /* numbers of a matrix that stay in a core's cache while each of the few rows reads them */
     HEAD = 128,          /* up to so wide are the keys and values of an attention head: see is_of_a_head */
@@ -44,8 +44,8 @@ static atomic_int next, n_shared, n_helping; /* the next block; jobs so far; hel
 
 /* y[i] = alpha W x[i] + beta y[i] for each of `rows` vectors. W is [out, in], or [in, out] where trans is TRANS.
    The numbers of x[i] are x_step apart, and x[i + 1] begins x_row after x[i]; y likewise. */
-static void vectors(int rows, int out, int in, float alpha, const float *w, int trans, int ldw, const float *x, int x_row,
-                    int x_step, float beta, float *y, int y_row, int y_step)
+static void vectors(int rows, int out, int in, float alpha, const float *w, int trans, int ldw, const float *x,
+                    int x_row, int x_step, float beta, float *y, int y_row, int y_step)
 {
     int some = rows == 1 ? out : CACHED / in + 1;
     if (beta == 0) { /* y may hold anything, and 0 times NaN is NaN */
